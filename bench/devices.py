@@ -300,10 +300,10 @@ class Mover:
         if self._error or was_over or self._site.under(self.path) is not target:
             raise RuntimeError(f"the move did not last: {self._error or 'it was over before its reader'}")
 
-    def _run(self, step: s.Step) -> None:
+    def _run(self, step: device_steps.MoveLayers) -> None:
         with Session("localhost", "pool", Config()) as session:
-            (answer,) = session.run([step], answer=lambda question: {"why": ""})
-        self._error = str(answer["error"]) if isinstance(answer, dict) else "no answer"
+            answer = session.ask(step, answer=lambda question: {"why": ""})
+        self._error = answer.error
 
     def read_meanwhile(self) -> float:
         """Return how often a move reads what it moves from the devices, so that readers do lose something to

@@ -28,7 +28,7 @@ from semishared.model.refs import DiskRef
 from semishared.model.device.steps import MoveLayers
 vm, vm_dir, target = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 name = os.path.basename(os.readlink(vm_dir + "/disk.0.snap"))
-print(json.dumps(device_move.spill(MoveLayers(DiskRef(vm, 0, vm_dir), f"one-{vm}", name, target, 0), lambda **_: None)))
+print(json.dumps(device_move.spill(MoveLayers(DiskRef(vm, 0, vm_dir), f"one-{vm}", name, target, 0), lambda **_: None)._asdict()))
 """  # noqa: E501
 """What who looks after memory does with a disk (host/watch.py), which asks no plan."""
 

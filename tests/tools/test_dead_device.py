@@ -38,7 +38,7 @@ def replace(pool: Pool, path: Path) -> None:
 def is_well(world: World, pool: Pool, *paths: object) -> bool:
     """Tell whether the host is as it is to be with these devices: to its monitoring, and to `pool check`."""
     declared = [plan.Declared(str(path)) for path in paths]
-    wrong = plan.differences(declared, list(pool.rows().values()))
+    wrong = plan.differences(declared, pool.devices())
     return not wrong and 'HEALTH = "OK"' in probe.report(str(world.location))
 
 

@@ -127,7 +127,7 @@ def move_base(world: World, pool: Pool) -> None:
     (base,) = world.bases()
     where = uuid_of(world, next(path for path in pool.paths if str(path) != device_of(base)))
     answer = moving.move_base(device_steps.MoveBase(str(world.root), base.name, where, 0), lambda **_: None)
-    assert not answer["error"], answer
+    assert not answer.error, answer
 
 
 def move_layers(world: World, pool: Pool) -> None:
@@ -141,7 +141,7 @@ def move_layers(world: World, pool: Pool) -> None:
         lambda **_: {"why": ""},
         lambda **_: None,
     )
-    assert not answer["error"], answer
+    assert not answer.error, answer
 
 
 def copy_base(world: World, pool: Pool) -> None:

@@ -43,6 +43,7 @@ from semishared.model.device import names as device_names
 from semishared.model.device import steps as device_steps
 from semishared.model.device.classes import Want
 from semishared.model.disk.commit_steps import CreateDiff, FinishDisk
+from semishared.named import to_data
 from semishared.opennebula import args
 from semishared.plan.base import eviction
 from semishared.plan.disk import snapshots
@@ -83,10 +84,13 @@ class Pool:
         assert isinstance(answer, dict)
         return answer
 
+    def devices(self) -> list[device_steps.PoolDevice]:
+        with Session("localhost", "test", Config()) as session:
+            return session.ask(device_steps.ListDevices(str(self.world.root))).devices
+
     def rows(self) -> dict[str, dict[str, object]]:
-        (answer,) = self.world.on(device_steps.ListDevices(str(self.world.root)))
-        assert isinstance(answer, dict)
-        return {str(row["path"]): row for row in answer["devices"]}
+        """Return them as a program is told of them, by their paths."""
+        return {device.path: to_data(device) for device in self.devices()}
 
     def layers(self) -> list[str]:
         """Return the directories of layers on all devices."""

@@ -144,7 +144,7 @@ def test_a_label_with_what_is_no_weight_is_none_and_all_else_goes_on(
     said = json.loads(broken.read_text())
     broken.write_text(json.dumps({**said, "weight": 0}).replace('"weight": 0', f'"weight": {weight}'))
     row = pool.rows()[str(pool.paths[0])]
-    assert row["state"] and [wrong.text for wrong in plan.differences(declared, list(pool.rows().values()))]
+    assert row["state"] and [wrong.text for wrong in plan.differences(declared, pool.devices())]
     world.clone(world.image(), world.disk())
     assert device_of(f"{world.disk().path}.snap") == str(pool.paths[1])
     assert "POOL" in probe.report(str(world.location))

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,15 +31,11 @@ def pool(pool: Pool) -> Pool:
     return pool
 
 
-def held(world: World) -> list[dict[str, Any]]:
-    (answer,) = world.on(device_steps.ListHeld(str(world.root)))
-    assert isinstance(answer, dict)
-    return list(answer["items"])
-
-
-def of_disk(world: World, vm: int, disk: int) -> dict[str, Any]:
-    (row,) = [row for row in held(world) if (row.get("vm"), row.get("disk")) == (vm, disk)]
-    return row
+def of_disk(world: World, vm: int, disk: int) -> device_steps.HeldItem:
+    with Session("localhost", "pool", Config()) as session:
+        held = session.ask(device_steps.ListHeld(str(world.root))).items
+    (found,) = [item for item in held if (item.vm, item.disk) == (vm, disk)]
+    return found
 
 
 def uuid_of(pool: Pool, path: object) -> str:
@@ -55,24 +50,19 @@ def elsewhere(pool: Pool, path: object) -> tuple[Path, str]:
 
 def move_disk(
     world: World, target: str, vm: int = 5, disk: int = 1, *, why: str = "", rate: int = 0
-) -> dict[str, Any]:
+) -> device_steps.Moved:
     """Move the layers of a disk to a device; oned has the VM as it was, or `why` it has not."""
-    row = of_disk(world, vm, disk)
-    step = device_steps.MoveLayers(
-        s.DiskRef(vm, disk, str(row["vm_dir"])), "", str(row["name"]), target, rate
-    )
+    item = of_disk(world, vm, disk)
+    step = device_steps.MoveLayers(s.DiskRef(vm, disk, item.vm_dir), "", item.name, target, rate)
     with Session("localhost", "pool", Config()) as session:
-        (answer,) = session.run(
-            [step], answer=lambda question: {"why": why if question["question"] == "vm" else "?"}
+        return session.ask(
+            step, answer=lambda question: {"why": why if question["question"] == "vm" else "?"}
         )
-    assert isinstance(answer, dict)
-    return answer
 
 
-def move_base(world: World, target: str, number: int = 0) -> dict[str, Any]:
-    (answer,) = world.on(device_steps.MoveBase(str(world.root), world.bases()[number].name, target, 0))
-    assert isinstance(answer, dict)
-    return answer
+def move_base(world: World, target: str, number: int = 0) -> device_steps.MovedBase:
+    with Session("localhost", "pool", Config()) as session:
+        return session.ask(device_steps.MoveBase(str(world.root), world.bases()[number].name, target, 0))
 
 
 # -- disks ------------------------------------------------------------------------------------------
@@ -85,7 +75,7 @@ def test_layers_go_to_another_device_whole_and_their_paths_stay(world: World, po
     record = Path(directory, ".semishared/disk.1.json").read_bytes()
     other, target = elsewhere(pool, f"{directory}/disk.1.snap")
     answer = move_disk(world, target)
-    assert (answer["error"], answer["bytes"] > 0) == ("", True)
+    assert (answer.error, answer.bytes > 0) == ("", True)
     assert device_of(f"{directory}/disk.1.snap") == str(other)
     check_content(directory)
     after = {name: os.stat(f"{directory}/disk.1.snap/{name}") for name in ("0", "1", "7")}
@@ -110,7 +100,7 @@ def test_a_volatile_disk_goes_too(world: World, pool: Pool) -> None:
     directory, _ = prepared(world)
     Path(f"{directory}/disk.2").write_bytes(b"v" * MiB)
     other, target = elsewhere(pool, f"{directory}/disk.2.snap")
-    assert move_disk(world, target, disk=2)["error"] == ""
+    assert move_disk(world, target, disk=2).error == ""
     assert (
         device_of(f"{directory}/disk.2.snap") == str(other)
         and Path(f"{directory}/disk.2").read_bytes() == b"v" * MiB
@@ -123,7 +113,7 @@ def test_a_disk_stays_when_oned_has_its_vm_do_something_else(world: World, pool:
     was = os.readlink(f"{directory}/disk.1.snap")
     _, target = elsewhere(pool, f"{directory}/disk.1.snap")
     answer = move_disk(world, target, why="something is under way in it (LCM state 40)")
-    assert answer["id"] == "SS164" and "LCM state 40" in answer["error"]
+    assert answer.id == "SS164" and "LCM state 40" in answer.error
     assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 3
 
 
@@ -132,10 +122,10 @@ def test_a_disk_that_is_written_to_while_it_is_copied_stays_where_it_was(world: 
     directory, _ = prepared(world)
     was = os.readlink(f"{directory}/disk.1.snap")
     _, target = elsewhere(pool, f"{directory}/disk.1.snap")
-    row = of_disk(world, 5, 1)
+    held = of_disk(world, 5, 1)
     with Session("localhost", "pool", Config()) as session:
         session.begin(
-            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 1 << 20)],
+            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", held.name, target, 1 << 20)],
             answers=True,
         )
         assert session.read() == {"event": "ask", "question": "vm", "vm": 5}
@@ -144,7 +134,7 @@ def test_a_disk_that_is_written_to_while_it_is_copied_stays_where_it_was(world: 
             pass
         qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "write -P 0x55 9M 64k")
         (answer,) = session.finish()
-    assert isinstance(answer, dict) and "was changed while it was copied" in answer["error"]
+    assert "was changed while it was copied" in answer.error
     assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 3
     qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x55 9M 64k")
 
@@ -156,7 +146,7 @@ def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(
     """One that is idle changes nothing while its disk is copied: only QEMU's locks tell of it."""
     directory, _ = prepared(world)
     was = os.readlink(f"{directory}/disk.1.snap")
-    row, (_, target) = of_disk(world, 5, 1), elsewhere(pool, f"{directory}/disk.1.snap")
+    held, (_, target) = of_disk(world, 5, 1), elsewhere(pool, f"{directory}/disk.1.snap")
     opening = ["qemu-io", "-f", "qcow2", f"{directory}/disk.1.snap/1"]
     with contextlib.ExitStack() as opened, Session("localhost", "pool", Config()) as session:
 
@@ -173,7 +163,7 @@ def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(
         guest = open_it() if when == "before" else None
         # Some seconds for what is copied in the second case.
         session.begin(
-            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 20)],
+            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", held.name, target, 8 << 20)],
             answers=True,
         )
         session.read()
@@ -183,23 +173,19 @@ def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(
         guest = guest or open_it()
         (answer,) = session.finish()
         guest.communicate(b"write -P 0x77 10M 64k\nflush\n")
-    assert (
-        isinstance(answer, dict)
-        and answer["id"] == "SS164"
-        and "has disk 1 of VM 5 open, which is to be off" in answer["error"]
-    )
+    assert answer.id == "SS164" and "has disk 1 of VM 5 open, which is to be off" in answer.error
     assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 3
     qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x77 10M 64k")
-    assert move_disk(world, target)["error"] == ""
+    assert move_disk(world, target).error == ""
 
 
 @pytest.mark.parametrize("what", ["delete", "move", "datastore", "resize"])
 def test_what_oned_begins_ends_a_move_and_is_done(world: World, pool: Pool, what: str) -> None:
     directory, elsewhere_dir = prepared(world)
-    row, (_, target) = of_disk(world, 5, 1), elsewhere(pool, f"{directory}/disk.1.snap")
+    held, (_, target) = of_disk(world, 5, 1), elsewhere(pool, f"{directory}/disk.1.snap")
     with Session("localhost", "pool", Config()) as session:
         session.begin(
-            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 10)],
+            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", held.name, target, 8 << 10)],
             answers=True,
         )
         session.read()
@@ -224,7 +210,7 @@ def test_what_oned_begins_ends_a_move_and_is_done(world: World, pool: Pool, what
         world.on(s.RemoveVm(5, directory))
     if what in ("move", "datastore"):
         check_content(elsewhere_dir)
-        assert move_disk(world, target)["error"] == ""
+        assert move_disk(world, target).error == ""
         check_content(elsewhere_dir)
     assert not os.path.exists(directory)
     (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
@@ -241,7 +227,7 @@ def test_a_kept_diff_goes_too(world: World, pool: Pool) -> None:
     world.on(s.RemoveVm(5, disk.vm_dir))
     (kept,) = world.system.glob(".kept-5-*")
     other, target = elsewhere(pool, f"{kept}/disk.1.snap")
-    assert move_disk(world, target, why="OpenNebula has no VM 5")["error"] == ""
+    assert move_disk(world, target, why="OpenNebula has no VM 5").error == ""
     assert device_of(f"{kept}/disk.1.snap") == str(other)
     qemu_io(f"{kept}/disk.1.snap/0", "qcow2", "read -P 0x77 2M 64k")
 
@@ -253,7 +239,7 @@ def test_what_has_no_room_stays(world: World, pool: Pool) -> None:
         ["fallocate", "-l", str(os.statvfs(full).f_bavail * 4096 - 65536), str(full / "full")], check=True
     )
     answer = move_disk(world, target)
-    assert answer["id"] == "SS031" or "no space" in answer["error"].lower()
+    assert answer.id == "SS031" or "no space" in answer.error.lower()
     check_content(directory)
     assert len(pool.layers()) == 3
 
@@ -269,7 +255,7 @@ def test_a_base_goes_to_another_device_with_its_leases(world: World, pool: Pool)
     was = Path(os.path.realpath(base))
     with open(base / "leases" / "5-1", "rb") as opened:
         answer = move_base(world, target)
-        assert (answer["error"], answer["leases"]) == ("", ["5-1", "6-1"])
+        assert (answer.error, answer.leases) == ("", ("5-1", "6-1"))
         assert os.pread(opened.fileno(), 1, MiB) == b"\xa1", "who has it open reads on"
     assert device_of(base) == str(other) and not was.exists()
     assert (
@@ -280,7 +266,7 @@ def test_a_base_goes_to_another_device_with_its_leases(world: World, pool: Pool)
         qemu_io(world.disk(vm).path, "qcow2", "read -P 0xa1 1M 64k")
     world.clone(world.image(), world.disk(7))
     assert len(world.leases()) == 3 and len(world.bases()) == 1 and not pool.leftovers()
-    assert move_base(world, target)["bytes"] == 0, "it is there already"
+    assert move_base(world, target).bytes == 0, "it is there already"
 
 
 def test_a_base_that_is_not_what_its_manifest_says_is_not_moved(world: World, pool: Pool) -> None:
@@ -291,7 +277,7 @@ def test_a_base_that_is_not_what_its_manifest_says_is_not_moved(world: World, po
         file.seek(MiB)
         file.write(b"rotten")
     answer = move_base(world, target)
-    assert answer["id"] == "SS164" and "semishared base verify" in answer["error"]
+    assert answer.id == "SS164" and "semishared base verify" in answer.error
     assert os.readlink(base) == was and not pool.leftovers()
 
 
@@ -299,7 +285,7 @@ def test_a_base_without_leases_goes_and_can_be_evicted_there(world: World, pool:
     world.clone(world.image(), world.disk())
     world.on(s.RemoveVm(5, world.disk().vm_dir))
     (base,) = world.bases()
-    assert move_base(world, elsewhere(pool, base)[1])["error"] == ""
+    assert move_base(world, elsewhere(pool, base)[1]).error == ""
     world.on(EvictBase(str(world.root), base.name))
     assert not world.bases() and not pool.leftovers()
 
@@ -317,10 +303,10 @@ def test_a_drained_device_takes_nothing_until_it_is_added_again(world: World, po
         assert device_of(f"{world.disk(6, number).path}.snap") != str(first)
     assert pool.rows()[str(first)]["weight"] == 0
     answer = move_disk(world, uuid_of(pool, first), 6, 0)
-    assert "takes nothing" in answer["error"]
+    assert "takes nothing" in answer.error
     pool.set()
     assert pool.rows()[str(first)]["weight"] == 1
-    assert move_disk(world, uuid_of(pool, first), 6, 0)["error"] == ""
+    assert move_disk(world, uuid_of(pool, first), 6, 0).error == ""
 
 
 def test_the_last_device_that_takes_anything_is_not_drained(world: World, pool: Pool) -> None:
@@ -333,19 +319,19 @@ def test_the_last_device_that_takes_anything_is_not_drained(world: World, pool: 
 
 def test_two_that_move_in_one_pool_are_not_at_work_together(world: World, pool: Pool) -> None:
     directory, _ = prepared(world)
-    row, (_, target) = of_disk(world, 5, 1), elsewhere(pool, f"{directory}/disk.1.snap")
+    held, (_, target) = of_disk(world, 5, 1), elsewhere(pool, f"{directory}/disk.1.snap")
     with Session("localhost", "pool", Config()) as session:
         session.begin(
-            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 0)], answers=True
+            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", held.name, target, 0)], answers=True
         )
         session.read()  # it asks, and waits
-        assert move_disk(world, target, 5, 3)["id"] == "SS163"
+        assert move_disk(world, target, 5, 3).id == "SS163"
         (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
         assert isinstance(seen, dict) and seen["unlinked"] == []
         session.send(answer={})
         (answer,) = session.finish()
-    assert isinstance(answer, dict) and answer["error"] == ""
-    assert move_disk(world, elsewhere(pool, f"{directory}/disk.3.snap")[1], 5, 3)["error"] == ""
+    assert answer.error == ""
+    assert move_disk(world, elsewhere(pool, f"{directory}/disk.3.snap")[1], 5, 3).error == ""
 
 
 # -- killed at every point ----------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_the_round_of_the_watcher_does_not_wait_for_a_store_that_hangs(world: Wo
         assert time.monotonic() - started < LIMIT_S
     systems._silent.clear()
     assert folders.layers_links(str(world.location)) == {link}
-    assert [row["name"] for row in device_move.held(device_steps.ListHeld(str(world.root)))] == [link.name]
+    assert [item.name for item in device_move.held(device_steps.ListHeld(str(world.root)))] == [link.name]
 
 
 def test_what_is_mounted_is_a_system_datastore_if_it_says_so(world: World) -> None:

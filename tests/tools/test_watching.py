@@ -177,7 +177,7 @@ def test_a_round_that_could_not_move_one_disk_goes_on_to_the_next_at_once(
         disk, uuid = world.disk(), str(pool.rows()[str(pool.paths[0])]["uuid"])
         with locks.exclusive(job_lock.lock_path(disk.vm, disk.vm_dir)):
             step = MoveLayers(disk, "one-5", device_names.layers_name(5, 1, "0" * 12), uuid, 0)
-            assert "is being acted upon" in str(device_move.spill(step, lambda **_: None)["error"])
+            assert "is being acted upon" in device_move.spill(step, lambda **_: None).error
         assert moving._mine[path] is had, "it lets nobody else move things meanwhile"
     finally:
         file.close()

@@ -275,9 +275,9 @@ def drain(case: Case) -> Any:
     target = next(row["uuid"] for row in devices if row["uuid"] not in link)
     step = device_steps.MoveLayers(case.disk, "", os.path.basename(link), target, 0)
     with Session("localhost", "pool", Config()) as session:
-        (answer,) = session.run([step], answer=lambda _question: {"why": "", "is_off": True})
-    assert os.path.isdir(vm_dir) and isinstance(answer, dict)
-    return answer["error"]
+        answer = session.ask(step, answer=lambda _question: {"why": "", "is_off": True})
+    assert os.path.isdir(vm_dir)
+    return answer.error
 
 
 ON_DEVICES = {"drain": drain, "delete VM": delete_vm, "mvds": mvds}

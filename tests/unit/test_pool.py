@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from semishared.errors import BadAttribute, BadPool
 from semishared.model import attributes
 from semishared.model.device.classes import KNOWN, WORDS, Want
+from semishared.model.device.steps import PoolDevice
 from semishared.plan.care import diagnosis
 from semishared.plan.care.diagnosis import BROKEN, WARNING
 from semishared.plan.device import choose
@@ -308,7 +309,7 @@ def test_what_can_be_wanted() -> None:
 
 
 def test_memory_that_oned_would_give_to_vms_too() -> None:
-    rows = [row("/m", total=GiB, **{"class": "ram"}), row("/a", total=64 * GiB)]
+    rows = [row("/m", total=GiB, class_="ram"), row("/a", total=64 * GiB)]
     ((kind, said),) = choose.unreserved(rows, GiB)
     assert kind == choose.UNRESERVED
     assert (
@@ -320,7 +321,7 @@ def test_memory_that_oned_would_give_to_vms_too() -> None:
         == [[], []]
         == [choose.unreserved(rows[1:], 0), []]
     )
-    assert choose.unreserved([{**rows[0], "state": "not there"}], 0) == []
+    assert choose.unreserved([rows[0]._replace(state="not there")], 0) == []
 
 
 # -- what is declared -------------------------------------------------------------------------------
@@ -363,23 +364,14 @@ def test_what_cannot_be_declared(text: str, why: str) -> None:
         choose.declared(text)
 
 
-def row(path: str, **more: Any) -> dict[str, Any]:
-    return {
-        "path": path,
-        "state": "",
-        "class": "fast",
-        "weight": 1.0,
-        "total": 100 * GiB,
-        "promised": 0,
-        **more,
-    }
+def row(path: str, **more: Any) -> PoolDevice:
+    found = PoolDevice("u", path, "fast", 1.0, 100 * GiB, 0, 0, 0, 0, [], False, "")
+    return found._replace(**more)
 
 
 def test_differences_between_what_is_declared_and_what_a_host_has() -> None:
     declared = choose.declared("/a /b=slow:2 /c")
-    assert (
-        choose.differences(declared, [row("/a"), row("/b", **{"class": "slow"}, weight=2), row("/c")]) == []
-    )
+    assert choose.differences(declared, [row("/a"), row("/b", class_="slow", weight=2), row("/c")]) == []
     assert choose.differences(declared[:1], [row("/a"), row("/old", weight=0)]) == [], (
         "it takes nothing more, and its disks are there"
     )
@@ -414,28 +406,28 @@ def test_of_two_at_one_path_that_is_judged_by_the_declaration_which_is_there() -
 
 
 def test_what_memory_held_before_its_host_was_started_again_is_said_to_be_lost() -> None:
-    held = row("/m", **{"class": "ram"}, lost=["7-1", "5-0", "5-1"])
+    held = row("/m", class_="ram", lost=["7-1", "5-0", "5-1"])
     (said,) = choose.differences(choose.declared("/m=ram"), [held])
     assert said == (choose.LOST, "/m was emptied by a restart of the host, disks of VM 5, 7 are lost with it")
 
 
 def test_memory_that_is_promised_more_than_once_is_to_be_watched() -> None:
-    held, declared = row("/m", **{"class": "ram"}, weight=1.5, watched=False), choose.declared("/m=ram:1.5")
+    held, declared = row("/m", class_="ram", weight=1.5, watched=False), choose.declared("/m=ram:1.5")
     (said,) = choose.differences(declared, [held])
     assert said.kind == choose.UNWATCHED and said.text.startswith(
         "/m is promised more than once, and nothing moves disks away"
     )
-    assert choose.differences(declared, [{**held, "watched": True}]) == []
-    once = choose.differences(choose.declared("/m=ram"), [{**held, "weight": 1.0}])
-    assert once == [] == choose.differences(choose.declared("/m=fast:1.5"), [{**held, "class": "fast"}])
+    assert choose.differences(declared, [held._replace(watched=True)]) == []
+    once = choose.differences(choose.declared("/m=ram"), [held._replace(weight=1.0)])
+    assert once == [] == choose.differences(choose.declared("/m=fast:1.5"), [held._replace(class_="fast")])
 
 
 def test_memory_that_takes_nothing_more_is_to_be_watched_as_long_as_it_can_get_full() -> None:
     held, declared = (
-        row("/m", **{"class": "ram"}, weight=0, watched=False, lost=["5-0"]),
+        row("/m", class_="ram", weight=0, watched=False, lost=["5-0"]),
         choose.declared("/m=ram:1.5"),
     )
-    once, twice = held | {"promised": 95 * GiB}, held | {"promised": 95 * GiB + 1}
+    once, twice = held._replace(promised=95 * GiB), held._replace(promised=95 * GiB + 1)
     assert [wrong.kind for wrong in choose.differences(declared, [once])] == [choose.CHANGED, choose.LOST]
     assert [wrong.kind for wrong in choose.differences(declared, [twice])] == [
         choose.CHANGED,
@@ -446,19 +438,21 @@ def test_memory_that_takes_nothing_more_is_to_be_watched_as_long_as_it_can_get_f
         "it is declared no more, and has its disks"
     )
     assert choose.UNWATCHED not in {
-        wrong.kind for wrong in choose.differences(declared, [{**twice, "watched": True}])
+        wrong.kind for wrong in choose.differences(declared, [twice._replace(watched=True)])
     }
 
 
 def test_memory_that_shuts_down_before_it_is_full_is_wrong_and_the_answer_of_a_host_that_does_not_know_is_not() -> (  # noqa: E501
     None
 ):
-    held, declared = row("/m", **{"class": "ram"}), choose.declared("/m=ram")
-    (said,) = choose.differences(declared, [{**held, "limit": 64 << 20}])
+    held, declared = row("/m", class_="ram"), choose.declared("/m=ram")
+    (said,) = choose.differences(declared, [held._replace(limit=64 << 20)])
     assert said.kind == choose.LIMITED and said.text.startswith(
         "/m is on a zram that refuses a page beyond 64.0 MiB"
     ), said
-    assert choose.differences(declared, [{**held, "limit": 0}]) == [] == choose.differences(declared, [held])
+    assert (
+        choose.differences(declared, [held._replace(limit=0)]) == [] == choose.differences(declared, [held])
+    )
 
 
 def test_memory_that_takes_something_else_than_what_is_written_is_wrong_whatever_it_is_declared_as() -> None:
@@ -485,11 +479,7 @@ def test_a_label_of_before_is_named_where_add_writes_it_anew() -> None:
         and said.text.startswith("/a has a label of before")
         and "pool add" in said.text
     )
-    assert (
-        choose.differences(declared, [row("/a", is_old=False)])
-        == []
-        == choose.differences(declared, [row("/a")])
-    )
+    assert choose.differences(declared, [row("/a")]) == []
     other = choose.differences(declared, [row("/a", is_old=True, state="read-only")])
     assert [wrong.kind for wrong in other] == [choose.ABSENT], "it can be written when that is mended"
     assert [wrong.kind for wrong in choose.differences(declared, [row("/a", is_old=True, weight=0)])] == [

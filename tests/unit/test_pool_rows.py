@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
 import pytest
 
 from semishared.config import Config
 from semishared.front import pool_moves as front
-from semishared.model.device.steps import MoveBase, MoveLayers
+from semishared.model.device.steps import HeldItem, MoveBase, MoveLayers
 from semishared.opennebula.xml import Vm, parse
 from semishared.plan.device import pool_rows
 from semishared.plan.device.balance import Move
@@ -26,19 +26,17 @@ def vm(number: int, state: int, lcm: int = 0, host: str = "h1", more: str = "") 
     return Vm(parse(text, "VM"))
 
 
-def layers(number: int, device: str = "a", **more: Any) -> Dict[str, Any]:
-    row = {
-        "part": "layers",
-        "name": f"{number}-0-0123456789ab",
-        "device": device,
-        "bytes": 5,
-        "vm": number,
-        "disk": 0,
-    }
-    return {**row, "vm_dir": f"/ds/101/{number}", **more}
+def layers(number: int, device: str = "a", **more: Any) -> HeldItem:
+    name = f"{number}-0-0123456789ab"
+    item = HeldItem("layers", name, device, 5, vm=number, disk=0, vm_dir=f"/ds/101/{number}")
+    return item._replace(**more)
 
 
-def held(*said: Dict[str, Any]) -> List[Held]:
+def base_with(*leases: str) -> HeldItem:
+    return HeldItem("bases", "100-1-00", "a", 1, leases)
+
+
+def held(*said: HeldItem) -> List[Held]:
     return pool_rows.held(said)
 
 
@@ -73,9 +71,7 @@ def test_what_qemu_decrypts_for_a_running_guest_stays_and_goes_when_that_is_off(
 
 
 def test_steps_of_disks_name_the_domain_whatever_oned_says_of_it_and_bases_come_first() -> None:
-    disk, off, base = held(
-        layers(5), layers(6), {"part": "bases", "name": "100-1-00", "device": "a", "bytes": 1, "leases": []}
-    )
+    disk, off, base = held(layers(5), layers(6), base_with())
     moves = [Move(one.item, "b") for one in (disk, off, base)]
     assert pool_rows.in_order(moves)[0].item == base.item
     step = pool_rows.step(disk, moves[0], "/root", vm(5, ACTIVE, RUNNING), 7)
@@ -89,14 +85,7 @@ def test_steps_of_disks_name_the_domain_whatever_oned_says_of_it_and_bases_come_
 
 
 def test_who_reads_on_from_a_base_that_went_is_told_unless_its_disk_went_after_it() -> None:
-    said = {
-        "part": "bases",
-        "name": "100-1-00",
-        "device": "a",
-        "bytes": 1,
-        "leases": ["5-0", "6-0", "6-1", "7-0"],
-    }
-    (base,) = held(said)
+    (base,) = held(base_with("5-0", "6-0", "6-1", "7-0"))
     vms = {5: vm(5, ACTIVE, RUNNING), 6: vm(6, ACTIVE, RUNNING), 7: vm(7, POWEROFF)}
     went: List[Row] = [
         {"vm": 5, "disk": 0, "how": "moved"},
@@ -111,7 +100,7 @@ def test_who_reads_on_from_a_base_that_went_is_told_unless_its_disk_went_after_i
 
 
 def test_why_nothing_takes_a_disk_names_the_classes_that_it_wants() -> None:
-    usual, fast, ram = held(layers(5), layers(6, classes=["fast"]), layers(7, classes=["ram"]))
+    usual, fast, ram = held(layers(5), layers(6, classes=("fast",)), layers(7, classes=("ram",)))
     assert pool_rows.no_room(usual) == "no other device has room for it"
     assert "of class fast (SEMISHARED_CLASS)" in pool_rows.no_room(
         fast

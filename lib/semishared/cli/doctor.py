@@ -30,7 +30,7 @@ from ..install.front_end import FrontEnd, locate
 from ..install.preflight import Question, encoded, limited
 from ..install.tree import forwarder, is_action
 from ..model.attributes import HOST_POOL
-from ..model.device.steps import ListDevices
+from ..model.device.steps import ListDevices, PoolDevice
 from ..model.disk import names as disk_names
 from ..model.share import share
 from ..model.share.steps import LookAtRoot, LookAtShareHost
@@ -337,14 +337,14 @@ def pool_findings(cloud: plan.Cloud, config: Config) -> list[plan.Finding]:
     roots = on.roots(on.ours(Oned().datastores()))
 
     def one(session: Session, host: Host) -> list[choose.Wrong]:
-        rows: list[dict[str, object]] = []
+        found: list[PoolDevice] = []
         for root in roots:
-            rows += session.ask(ListDevices(root))["devices"]
-        unreserved = choose.unreserved(rows, host.reserved_memory)
+            found += session.ask(ListDevices(root)).devices
+        unreserved = choose.unreserved(found, host.reserved_memory)
         declared: tuple[choose.Declared, ...] = _unless_wrong(
             lambda: declaration(host, config.pool_devices), ()
         )
-        return choose.differences(declared, rows) + unreserved
+        return choose.differences(declared, found) + unreserved
 
     # A host that does not answer is a finding of others.
     answers = on.Survey().ask(wanted, "doctor", config, one)

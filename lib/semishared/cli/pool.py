@@ -25,7 +25,8 @@ from ..errors import BadArguments, BadPool
 from ..front.pool_moves import Moving
 from ..model.attributes import HOST_POOL
 from ..model.device.classes import MEMORY
-from ..model.device.steps import ListDevices, SetDevices
+from ..model.device.steps import ListDevices, PoolDevice, SetDevices
+from ..named import NamedTuple, to_data
 from ..opennebula.report import printable
 from ..opennebula.xml import Host
 from ..plan.device import choose
@@ -45,6 +46,15 @@ ARGUMENTS = (
     flag("--dry-run", "drain, rebalance: say what would be moved, and change nothing"),
     flag("--json", "one JSON object on stdout instead of lines; JSON lines of what is moved"),
 )
+
+
+class Pool(NamedTuple):
+    """A host's pool, as `--json` has it."""
+
+    host: str
+    devices: List[PoolDevice]
+    changes: List[str]
+    wrong: List[str]
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -76,57 +86,58 @@ def run(arguments: argparse.Namespace) -> int:
         return move(arguments, config, hosts, roots)
     survey = on.Survey()
 
-    def one(session: Session, host: Host) -> Row:
+    def one(session: Session, host: Host) -> Pool:
         declared = declaration(host, config.pool_devices)
-        found: Row = {"host": host.name, "devices": [], "changes": [], "wrong": []}
+        devices: list[PoolDevice] = []
+        changes: list[str] = []
         for root in roots:
             if arguments.verb == "add":
                 if not declared:
                     raise BadPool(f"nothing declares a pool of {host.name}")
                 words = tuple(device.word for device in declared)
-                changes = session.ask(SetDevices(root, words, host.id)).items()
-                found["changes"] += [f"{path}: {what}" for what, paths in changes for path in paths]
-            found["devices"] += session.ask(ListDevices(root))["devices"]
-        found["wrong"] = [wrong.text for wrong in choose.differences(declared, found["devices"])]
-        return found
+                changed = session.ask(SetDevices(root, words, host.id))._asdict()
+                changes += [f"{path}: {what}" for what, paths in changed.items() for path in paths]
+            devices += session.ask(ListDevices(root)).devices
+        wrong = [wrong.text for wrong in choose.differences(declared, devices)]
+        return Pool(host.name, devices, changes, wrong)
 
-    rows = list(survey.ask(hosts, "pool", config, one).values())
-    survey.told(arguments, {"hosts": rows}, lambda: show(rows, arguments.verb))
+    pools = list(survey.ask(hosts, "pool", config, one).values())
+    survey.told(arguments, {"hosts": to_data(pools)}, lambda: show(pools, arguments.verb))
     if survey.errors:
         return 2
-    return int(arguments.verb == "check" and any(row["wrong"] for row in rows))
+    return int(arguments.verb == "check" and any(pool.wrong for pool in pools))
 
 
-def _state(device: Row) -> str:
-    if device["state"]:
-        return str(device["state"])
-    if not device["weight"]:
+def _state(device: PoolDevice) -> str:
+    if device.state:
+        return device.state
+    if not device.weight:
         return "takes nothing more"
-    return f"{len(device['lost'])} disks are lost with what memory held" if device["lost"] else "ok"
+    return f"{len(device.lost)} disks are lost with what memory held" if device.lost else "ok"
 
 
-def _columns(device: Row) -> list[str]:
-    sizes = human(device["total"]), human(device["free"])
-    promised = human(device["promised"]) if device["class"] == MEMORY else "-"
-    holds = str(device["disks"]), str(device["bases"])
-    what = device["path"], device["class"] or "-", f"{device['weight']:g}"
+def _columns(device: PoolDevice) -> list[str]:
+    sizes = human(device.total), human(device.free)
+    promised = human(device.promised) if device.class_ == MEMORY else "-"
+    holds = str(device.disks), str(device.bases)
+    what = device.path, device.class_ or "-", f"{device.weight:g}"
     return [*what, *sizes, promised, *holds, _state(device)]
 
 
-def show(rows: list[Row], verb: str) -> None:
+def show(pools: list[Pool], verb: str) -> None:
     """Print a table of devices, what was changed, and what differs from its declaration."""
     if verb != "check":
         on.table(
             "HOST|DEVICE|CLASS|WEIGHT|SIZE|FREE|PROMISED|DISKS|BASES|STATE",
-            [[row["host"], *_columns(device)] for row in rows for device in row["devices"]],
+            [[pool.host, *_columns(device)] for pool in pools for device in pool.devices],
         )
-    for row in rows:
-        if not row["devices"] and verb != "check":
-            put(f"{row['host']}: no pool: disks and bases lie below DATASTORE_LOCATION")
-        for line in (*row["changes"], *row["wrong"]):
-            put(f"{row['host']}: {line}")
-        if verb == "check" and not row["wrong"]:
-            put(f"{row['host']}: {len(row['devices'])} devices, as declared")
+    for pool in pools:
+        if not pool.devices and verb != "check":
+            put(f"{pool.host}: no pool: disks and bases lie below DATASTORE_LOCATION")
+        for line in (*pool.changes, *pool.wrong):
+            put(f"{pool.host}: {line}")
+        if verb == "check" and not pool.wrong:
+            put(f"{pool.host}: {len(pool.devices)} devices, as declared")
 
 
 def move(arguments: argparse.Namespace, config: Config, hosts: List[Host], roots: List[str]) -> int:

@@ -22,6 +22,7 @@ from ..units import human
 from . import devices, folders, ledger
 
 if TYPE_CHECKING:
+    from ..model.device.steps import HeldItem
     from ..plan.device import balance, choose
 
 # What memory promises to layers. Folders elsewhere need no promise.
@@ -193,9 +194,9 @@ def is_due(device: choose.Device) -> bool:
 
 
 def leaving(
-    root: str, uuid: str, rows: Iterable[Mapping[str, object]], growth: Mapping[str, float]
+    root: str, uuid: str, held: Iterable[HeldItem], growth: Mapping[str, float]
 ) -> list[balance.Move]:
-    """Return the moves that empty a device, the most urgent first; `rows` as ListHeld answers.
+    """Return the moves that empty a device, of all that is `held` there, the most urgent first.
 
     It first drops the device's copies of bases that no guest reads.
     """
@@ -204,7 +205,7 @@ def leaving(
 
     with ledger.promised(root):
         hot.drop_idle(root, uuid)
-    return balance.order(devices.present(root), list(map(pool_rows.item, rows)), uuid, growth)
+    return balance.order(devices.present(root), list(map(pool_rows.item, held)), uuid, growth)
 
 
 def wait(root: str, path: str, classes: Sequence[str], is_full: bool) -> balance.Wait:

@@ -22,7 +22,7 @@ from ..guest import active_layer, block_jobs, domain, freeze, go_over, go_over_f
 from ..model.device import names as device_names
 from ..model.device.classes import MEMORY
 from ..model.device.names import LAYERS, Link
-from ..model.device.steps import ListHeld, MoveLayers
+from ..model.device.steps import HeldItem, HeldItems, ListHeld, Moved, MoveLayers
 from ..model.disk import names as disk_names
 from ..model.steps import DiskRef
 from ..pool import labels, moving
@@ -218,16 +218,15 @@ def _free(folder: str) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def list_held(step: ListHeld) -> dict[str, object]:
+def list_held(step: ListHeld) -> HeldItems:
     """Return the devices of this host, and the disks and bases on them."""
-    return {"devices": labels.described(step.root), "items": [*moving.held(step), *held(step)]}
+    return HeldItems(labels.described(step.root), [*moving.held(step), *held(step)])
 
 
-def held(step: ListHeld) -> list[dict[str, object]]:
-    """Return a row for each disk with layers on devices.
+def held(step: ListHeld) -> list[HeldItem]:
+    """Return the disks with layers on devices.
 
-    {"part", "name", "device", "bytes", "vm", "disk", "vm_dir", "classes"}. VMs in a system datastore that
-    does not answer are left out.
+    VMs in a system datastore that does not answer are left out.
     """
     location, found = os.path.dirname(step.root), []
     for system in systems.systems(location):
@@ -243,23 +242,15 @@ def held(step: ListHeld) -> list[dict[str, object]]:
                         if os.path.isdir(f"{directory}/{own}")
                         else 0
                     )
-                    row: dict[str, object] = {
-                        "part": LAYERS,
-                        "name": link.name,
-                        "device": link.uuid,
-                        "bytes": size,
-                    }
-                    classes = wanted.get(str(said[1]), [])
-                    found.append(
-                        {**row, "vm": said[0], "disk": said[1], "vm_dir": directory, "classes": classes}
-                    )
+                    classes = tuple(wanted.get(str(said[1]), ()))
+                    found.append(HeldItem(LAYERS, link.name, link.uuid, size, (), *said, directory, classes))
     return found
 
 
 def move(
     step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell, *, is_urgent: bool = False
-) -> dict[str, object]:
-    """Move a disk's layers; return {"bytes", "seconds", "error", "id"}: an error is reported, not raised."""
+) -> Moved:
+    """Move a disk's layers; an error is not raised, but reported."""
     with effects.told(bytes=0) as answer:
         disk = step.disk
         moving.begin(cache.root_of(disk.vm_dir), is_urgent=is_urgent)
@@ -269,10 +260,10 @@ def move(
             answer["bytes"] = _moved(step, planned, ask, tell)
         finally:
             job_lock.leave(disk.vm, disk.vm_dir)
-    return answer
+    return Moved(**answer)
 
 
-def spill(step: MoveLayers, tell: Tell) -> dict[str, object]:
+def spill(step: MoveLayers, tell: Tell) -> Moved:
     """Move the layers of a disk that its guest has open, as `move`, on a host that cannot ask oned.
 
     It moves no disk of a VM with notes of another unfinished action, except a killed move of this kind.

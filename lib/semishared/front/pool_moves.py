@@ -10,12 +10,12 @@ called with event="host", as of a staging session, and event="note".
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence
 
 from ..config import Config
 from ..errors import OnedUnavailable, SemisharedError
 from ..model.device.classes import MEMORY
-from ..model.device.steps import CloseDevice, ListHeld
+from ..model.device.steps import CloseDevice, ListHeld, PoolDevice
 from ..model.steps import Step
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Vm
@@ -23,6 +23,9 @@ from ..plan.device import balance, pool_rows
 from ..plan.device.balance import Item, Move
 from ..plan.device.pool_rows import Held, Row
 from ..wire.session import Session
+
+if TYPE_CHECKING:
+    from ..model.exchange import T
 
 ACTION = "pool"
 Tell = Callable[..., None]
@@ -39,7 +42,7 @@ class Moving:
         self._session: Optional[Session] = None
         self._paths: Dict[str, str] = {}
         self._vms: Dict[int, Optional[Vm]] = {}
-        self._devices: Sequence[Mapping[str, Any]] = ()
+        self._devices: Sequence[PoolDevice] = ()
         self._moved, self._of = 0, 0
 
     def __enter__(self) -> Moving:
@@ -92,32 +95,32 @@ class Moving:
         """Ask the host whether a device is empty."""
         self._look()
         return not any(
-            row["disks"] or row["bases"]
-            for row in self._devices
-            if device.rstrip("/") in (row["path"], row["uuid"])
+            found.disks or found.bases
+            for found in self._devices
+            if device.rstrip("/") in (found.path, found.uuid)
         )
 
     # -- the host -------------------------------------------------------------------------------------
 
     def _look(self) -> List[Held]:
-        (answer,) = self._run(ListHeld(self._root))
-        self._devices = answer["devices"]
-        self._paths = {str(row["uuid"]): str(row["path"]) for row in self._devices}
-        return pool_rows.held(answer["items"])
+        answer = self._run(ListHeld(self._root))
+        self._devices = answer.devices
+        self._paths = {device.uuid: device.path for device in self._devices}
+        return pool_rows.held(answer.items)
 
     def _ask_of(self, found: Sequence[Held]) -> None:
         """Ask oned for the VMs of these disks, and for those over these bases."""
-        numbers = {held.vm for held in found if held.vm >= 0}
+        numbers = {held.said.vm for held in found if held.said.vm >= 0}
         known = {vm.id: vm for vm in Oned().vms()}
-        numbers |= {int(name.partition("-")[0]) for held in found for name in held.said.get("leases", ())}
+        numbers |= {int(name.partition("-")[0]) for held in found for name in held.said.leases}
         self._vms = {number: Oned().vm(number) if number in known else None for number in numbers}
 
     def _staying(self, found: Sequence[Held]) -> Dict[Item, str]:
-        memory = {str(row["uuid"]) for row in self._devices if row["class"] == MEMORY}
+        memory = {device.uuid for device in self._devices if device.class_ == MEMORY}
         return pool_rows.staying(found, self._vms, self._host, memory)
 
-    def _run(self, step: Step) -> List[Any]:
-        """Carry out a step; answer the host's questions, and tell its progress."""
+    def _run(self, step: Step[T]) -> T:
+        """Carry out a step and return its answer; answer the host's questions, and tell its progress."""
         if self._session is None or self._session.is_busy:
             if self._session:
                 self._session.close(is_over=False)
@@ -138,8 +141,9 @@ class Moving:
                     of=self._of,
                 )
             elif message.get("event") == "done":
-                results = message.get("results")
-                return results if isinstance(results, list) else []
+                answer: T
+                (answer,) = message["results"]  # type: ignore[misc]  # read by the step's type
+                return answer
 
     def _changed(self, number: int) -> Dict[str, object]:
         """Return why a VM's disk may not be moved any more, and whether its guest must not run."""
@@ -169,13 +173,12 @@ class Moving:
 
     def _one(self, held: Held, move: Move) -> Row:
         try:
-            (answer,) = self._run(pool_rows.step(held, move, self._root, self._vms.get(held.vm), self._rate))
+            step = pool_rows.step(held, move, self._root, self._vms.get(held.said.vm), self._rate)
+            answer = self._run(step)
         except SemisharedError as e:
             return self._row(held, move.target, how="failed", why=e.line(), id=e.id)
-        how = "failed" if answer["error"] else "moved"
-        return self._row(
-            held, move.target, how=how, why=answer["error"], id=answer["id"], seconds=answer["seconds"]
-        )
+        how = "failed" if answer.error else "moved"
+        return self._row(held, move.target, how=how, why=answer.error, id=answer.id, seconds=answer.seconds)
 
     def _row(self, held: Held, target: str, **more: object) -> Row:
         row = pool_rows.row(held, target, lambda uuid: self._paths.get(uuid, uuid), **more)

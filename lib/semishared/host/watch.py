@@ -33,7 +33,7 @@ from semishared.errors import SemisharedError
 from semishared.guest import active_layer, domain, go_over, job_lock
 from semishared.model.device import names as device_names
 from semishared.model.device.classes import MEMORY
-from semishared.model.device.steps import ListHeld, MoveLayers
+from semishared.model.device.steps import HeldItem, ListHeld, MoveLayers
 from semishared.model.disk import names as disk_names
 from semishared.model.steps import DiskRef
 from semishared.tools import locks, progress, run
@@ -73,37 +73,35 @@ class Round:
 
     def _spill(self, uuid: str) -> bool:
         """Move one disk off a device; return False if none could be."""
-        before = {row["name"]: int(str(row["bytes"])) for row in self._held(uuid)}
+        before = {item.name: item.bytes for item in self._held(uuid)}
         time.sleep(GROWTH_S)
-        held = {str(row["name"]): row for row in self._held(uuid)}
+        held = {item.name: item for item in self._held(uuid)}
         growth = {
-            name: (int(str(row["bytes"])) - before.get(name, 0)) / GROWTH_S
-            for name, row in held.items()
-            if name in before
+            name: (item.bytes - before[name]) / GROWTH_S for name, item in held.items() if name in before
         }
         moves = memory.leaving(self._root, uuid, held.values(), growth)
-        for move in sorted(moves, key=lambda move: not go_over.moves(str(held[move.item.name]["vm_dir"]))):
-            row = held[move.item.name]
-            disk = DiskRef(int(str(row["vm"])), int(str(row["disk"])), str(row["vm_dir"]))
+        for move in sorted(moves, key=lambda move: not go_over.moves(held[move.item.name].vm_dir)):
+            item = held[move.item.name]
+            disk = DiskRef(item.vm, item.disk, item.vm_dir)
             if domain.state(_name(disk.vm)) not in ("running", "paused"):
                 continue
             step = MoveLayers(disk, _name(disk.vm), move.item.name, move.target, self._rate)
             answer = device_move.spill(step, lambda **_: None)
-            said = f"failed: {answer['error']}" if answer["error"] else f"moved in {answer['seconds']} s"
+            said = f"failed: {answer.error}" if answer.error else f"moved in {answer.seconds} s"
             where = devices.mount(self._root, move.target)
             print(
                 f"VM {disk.vm} disk {disk.disk}, {human(move.item.size)} -> {where}: {said}",
                 file=sys.stderr,
                 flush=True,
             )
-            if not answer["error"]:
+            if not answer.error:
                 return True
         return False
 
-    def _held(self, uuid: str) -> list[dict[str, object]]:
+    def _held(self, uuid: str) -> list[HeldItem]:
         """Return the layers on a device, of VM directories proper (not kept or set aside)."""
-        rows = [row for row in device_move.held(ListHeld(self._root)) if row["device"] == uuid]
-        return [row for row in rows if disk_names.is_number(os.path.basename(str(row["vm_dir"])))]
+        found = [item for item in device_move.held(ListHeld(self._root)) if item.device == uuid]
+        return [item for item in found if disk_names.is_number(os.path.basename(item.vm_dir))]
 
     def _in_memory(self) -> list[tuple[int, str]]:
         """Return the VMs with disks whose records name memory, with their directories."""

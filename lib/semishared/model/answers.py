@@ -20,24 +20,6 @@ if TYPE_CHECKING:
 
 SEEN = {"path": "path", "seen": "text", "age": "number", "bytes": "count"}
 STAGED = {**SEEN, "lives?": ("flag", None)}
-DONE = {"seconds": "real", "error": "text", "id": "text"}
-DEVICE = {
-    "uuid": "text",
-    "path": "text",
-    "class": "text",
-    "weight": "real",
-    "total": "count",
-    "free": "count",
-    "disks": "count",
-    "bases": "count",
-    "promised": "count",
-    "lost": ["text"],
-    "is_old": "flag",
-    "state": "text",
-    "mixes_memory?": "flag",
-    "watched?": "flag",
-    "limit?": ("number", None),
-}
 WRONG = {"id": "text", "detail": "text"}
 SNAPSHOT = {
     "name": "text",
@@ -77,28 +59,6 @@ STORE_SEEN = {
 }
 
 ANSWERS: dict[str, Shape] = {
-    # of devices
-    "ListDevices": {"devices": [DEVICE]},
-    "SetDevices": {"labelled": ["text"], "closed": ["text"], "gone": ["text"]},
-    "CloseDevice": ({}, None),
-    "ListHeld": {
-        "devices": [DEVICE],
-        "items": [
-            {
-                "part": "text",
-                "name": "text",
-                "device": "text",
-                "bytes": "count",
-                "leases?": ["lease"],
-                "vm?": "count",
-                "disk?": "count",
-                "vm_dir?": "path",
-                "classes?": ["text"],
-            }
-        ],
-    },
-    "MoveBase": {"bytes": "count", "leases": ["lease"], **DONE},
-    "MoveLayers": {"bytes": "count", **DONE},
     # of directories for guests
     "ListShares": {"shares": [SHARE], "cloud?": "text"},
     "MakeSnapshot": SNAPSHOT,

@@ -11,14 +11,21 @@ from __future__ import annotations
 import os
 import re
 import uuid as uuids
-from typing import Sequence
+from typing import Any, Sequence
 
 from ..base import room
 from ..device import devices, folders, hot, label, ledger, memory, offline
 from ..errors import BadPool, NoSpace, ToolTimeout
 from ..model.device import names as device_names
 from ..model.device.classes import MEMORY
-from ..model.device.steps import CloseDevice, ListDevices, SetDevices
+from ..model.device.steps import (
+    ChangedPool,
+    CloseDevice,
+    ListDevices,
+    PoolDevice,
+    PoolDevices,
+    SetDevices,
+)
 from ..model.disk import names as disk_names
 from ..plan.device import choose
 from ..tools import files, locks, mounts
@@ -63,28 +70,35 @@ def _is_memory(device: str) -> bool:
     return any(_is_memory(os.path.realpath(f"{device}/slaves/{name}")) for name in below)
 
 
-def describe(step: ListDevices) -> dict[str, object]:
-    """Return the devices of this host's pool; `state` is '' if nothing is wrong with a device."""
-    return {"devices": described(step.root)}
+def describe(step: ListDevices) -> PoolDevices:
+    """Return the devices of this host's pool."""
+    return PoolDevices(described(step.root))
 
 
-def described(root: str) -> list[dict[str, object]]:
-    """Return a row for each device of this host's pool: path, state, bytes, numbers of disks and bases."""
+def described(root: str) -> list[PoolDevice]:
+    """Return what can be seen of each device of this host's pool."""
     return [_described(root, uuid) for uuid in devices.registered(root)]
 
 
-def _described(root: str, uuid: str) -> dict[str, object]:
+def _described(root: str, uuid: str) -> PoolDevice:
     directory = device_names.device(root, uuid)
-    row: dict[str, object] = {
-        "uuid": uuid,
-        "path": devices.mount(root, uuid),
-        **{"class": "", "weight": 0.0, "lost": [], "is_old": False},
-        **dict.fromkeys(("total", "free", "disks", "bases", "promised"), 0),
-    }
-    wrong = offline.state(root, uuid)
-    if wrong and wrong != offline.READ_ONLY:
-        return {**row, "state": wrong}
-    said = label.read(directory)
+    found = PoolDevice(
+        uuid,
+        devices.mount(root, uuid),
+        class_="",
+        weight=0.0,
+        total=0,
+        free=0,
+        disks=0,
+        bases=0,
+        promised=0,
+        lost=[],
+        is_old=False,
+        state=offline.state(root, uuid),
+    )
+    if found.state not in ("", offline.READ_ONLY):
+        return found
+    said: dict[str, Any] = label.read(directory)
     is_memory = said["class"] == MEMORY
     try:
         total, free = files.space(directory)
@@ -92,17 +106,27 @@ def _described(root: str, uuid: str) -> dict[str, object]:
         bases = room.names(f"{directory}/{device_names.HOT if is_memory else device_names.BASES}")
         # The mounting service writes the label of memory at each boot, and such a file system keeps no small
         # files in its metadata.
-        row["is_old"] = not is_memory and not label.is_padded(directory)
+        is_old = not is_memory and not label.is_padded(directory)
     except OSError as e:
-        return {**row, "state": f"{offline.BROKEN}: {e.strerror}"}
-    row.update({"total": total, "free": free, "disks": len(disks), "bases": len(bases)})
-    row.update(
-        {"class": said["class"], "weight": said["weight"], "mixes_memory": memory.mixes_memory(directory)}
+        return found._replace(state=f"{offline.BROKEN}: {e.strerror}")
+    found = found._replace(
+        class_=said["class"],
+        weight=said["weight"],
+        total=total,
+        free=free,
+        disks=len(disks),
+        bases=len(bases),
+        is_old=is_old,
+        mixes_memory=memory.mixes_memory(directory),
     )
-    if is_memory:
-        row.update({"promised": ledger.all_promised(directory), "lost": _lost(root, uuid)})
-        row.update({"watched": memory.is_watched(root), "limit": memory.zram_limit(directory)})
-    return {**row, "state": wrong}
+    if not is_memory:
+        return found
+    return found._replace(
+        promised=ledger.all_promised(directory),
+        lost=_lost(root, uuid),
+        watched=memory.is_watched(root),
+        limit=memory.zram_limit(directory),
+    )
 
 
 def _lost(root: str, uuid: str) -> list[str]:
@@ -115,11 +139,10 @@ def _lost(root: str, uuid: str) -> list[str]:
     return sorted("-".join(name.split("-")[:2]) for name in gone)
 
 
-def declare(step: SetDevices) -> dict[str, object]:
-    """Make the pool consist of the devices in `step`; return {"labelled", "closed", "gone"}.
+def declare(step: SetDevices) -> ChangedPool:
+    """Make the pool consist of the devices in `step`.
 
-    These are paths: new ones, those that still hold something and take nothing more, and removed ones. Raise
-    BadPool, before any change, if one of them cannot be a device.
+    Raise BadPool, before any change, if one of them cannot be a device.
     """
     wanted = choose.declared(" ".join(step.devices))
     with locks.exclusive(disk_names.lock(step.root, "devices"), 30):
@@ -136,7 +159,7 @@ def declare(step: SetDevices) -> dict[str, object]:
             else:
                 _close(step.root, uuid)
                 closed.append(path)
-    return {"labelled": new, "closed": sorted(closed), "gone": sorted(gone)}
+    return ChangedPool(new, sorted(closed), sorted(gone))
 
 
 def _checked(step: SetDevices, wanted: Sequence[choose.Declared]) -> dict[str, str]:
@@ -301,7 +324,7 @@ def _write(side: str, said: dict[str, object]) -> None:
     point("device labelled")
 
 
-def close(step: CloseDevice) -> dict[str, object]:
+def close(step: CloseDevice) -> None:
     """Set a device's weight to 0.
 
     Raise BadPool if it is offline, or the last device that takes what is not for memory.
@@ -325,7 +348,6 @@ def close(step: CloseDevice) -> dict[str, object]:
         _close(step.root, step.device)
         with ledger.promised(step.root):
             hot.drop_idle(step.root, step.device)
-    return {}
 
 
 def _close(root: str, uuid: str) -> None:

@@ -28,7 +28,7 @@ from ..errors import CannotMove, NoSpace, PoolBusy, ToolTimeout
 from ..model.base import names as base_names
 from ..model.device import names as device_names
 from ..model.device.names import BASES, STAGING, Link
-from ..model.device.steps import ListHeld, MoveBase
+from ..model.device.steps import HeldItem, ListHeld, MoveBase, MovedBase
 from ..model.disk import names as disk_names
 from ..stage import scrub
 from ..tools import effects, extents, files, locks, mounts, progress
@@ -144,24 +144,22 @@ def discard(root: str, links: Iterable[Link]) -> None:
 # -- bases ------------------------------------------------------------------------------------------
 
 
-def move_base(step: MoveBase, tell: Tell) -> dict[str, object]:
-    """Move a base; report {"bytes", "leases": their names, "seconds", "error", "id"}.
-
-    An error is not raised, but reported as a line in `error`, with its `id`.
-    """
-    with effects.told(bytes=0, leases=[]) as answer:
+def move_base(step: MoveBase, tell: Tell) -> MovedBase:
+    """Move a base; an error is not raised, but reported."""
+    with effects.told(bytes=0, leases=()) as answer:
         begin(step.root)
-        answer.update(_moved(step, tell))
-    return answer
+        answer["bytes"], answer["leases"] = _moved(step, tell)
+    return MovedBase(**answer)
 
 
-def _moved(step: MoveBase, tell: Tell) -> dict[str, object]:
+def _moved(step: MoveBase, tell: Tell) -> tuple[int, tuple[str, ...]]:
+    """Return the bytes, and the leases."""
     base = cache.at(step.root, step.name)
     here = os.uname().nodename
     why = f"base {step.name} is not on a device of {here}, or not in use: semishared base list, verify"
     was, new = folders.at(base.directory).to_move(why), Link(step.target, BASES, step.name)
     if was == new:
-        return {}
+        return 0, ()
     if not cache.is_published(base) or os.path.lexists(base.damaged):
         raise CannotMove(why)
     image, size = os.stat(base.image), files.allocated(base.image)
@@ -184,7 +182,7 @@ def _moved(step: MoveBase, tell: Tell) -> dict[str, object]:
             undo.keep()
     discard(step.root, [was])
     point("base gone from its old device")
-    return {"bytes": size, "leases": leases}
+    return size, tuple(leases)
 
 
 def _copy(base: cache.Base, staged: str, copying: Copying) -> None:
@@ -220,14 +218,13 @@ def _switch(root: str, base: cache.Base, new: Link) -> list[str]:
     return leases
 
 
-def held(step: ListHeld) -> list[dict[str, object]]:
-    """Return the bases that are on devices: {"part", "name", "device", "bytes", "leases"}."""
-    found: list[dict[str, object]] = []
+def held(step: ListHeld) -> list[HeldItem]:
+    """Return the bases that are on devices."""
+    found = []
     for name, folder in folders.on_devices(base_names.bases(step.root)).items():
         described = room.describe(cache.at(step.root, name)) if base_names.named(name) else None
         if described:
-            row = {"bytes": described.bytes, "leases": described.leases}
-            found.append({"part": BASES, "name": name, "device": folder.uuid, **row})
+            found.append(HeldItem(BASES, name, folder.uuid, described.bytes, described.leases))
     return found
 
 

@@ -3,19 +3,118 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Optional
 
+from ...named import Named
 from ..refs import DiskRef, Step, looks
+
+if TYPE_CHECKING:
+    from ..shapes import Count, Lease, Path
+
+
+class PoolDevice(Named):
+    """A device of a host's pool.
+
+    Of one that cannot be looked at the host knows its UUID, its path, and what is wrong.
+    """
+
+    uuid: str
+    path: str
+    """Where it is mounted."""
+    class_: str
+    weight: float
+    """0: it takes nothing more."""
+    total: Count
+    """Bytes."""
+    free: Count
+    """Bytes."""
+    disks: Count
+    bases: Count
+    promised: Count
+    """Bytes that the files in memory can come to hold."""
+    lost: list[str]
+    """Disks, as VM-DISK, whose layers lay in memory that a restart has emptied."""
+    is_old: bool
+    """Whether its label is of before, without padding (device/label.py)."""
+    state: str
+    """'' if nothing is wrong."""
+    mixes_memory: Optional[bool] = None
+    """Whether guests' direct I/O reads and writes something else there; None: it was not looked at."""
+    watched: Optional[bool] = None
+    """Of memory: whether a watcher moves disks away when it is full."""
+    limit: Optional[int] = None
+    """Of memory: bytes at which zram refuses a page, 0 for no limit."""
+
+
+class PoolDevices(Named):
+    """The devices of a host's pool."""
+
+    devices: list[PoolDevice]
+
+
+class ChangedPool(Named):
+    """What has become of a pool's devices, by their paths."""
+
+    labelled: list[str]
+    """New ones."""
+    closed: list[str]
+    """They hold something still, and take nothing more."""
+    gone: list[str]
+
+
+class HeldItem(Named):
+    """What lies on a device: all layers of a disk, or a base."""
+
+    part: str
+    """Directory of the device: layers, or bases."""
+    name: str
+    """Name of its directory there."""
+    device: str
+    """The UUID of the device."""
+    bytes: Count
+    leases: tuple[Lease, ...] = ()
+    """Of a base."""
+    vm: Count = -1
+    """Of a disk, as all below."""
+    disk: Count = -1
+    vm_dir: Path = ""
+    classes: tuple[str, ...] = ()
+    """Of devices, that the disk wants; none: any."""
+
+
+class HeldItems(PoolDevices):
+    """The same, and what lies on them."""
+
+    items: list[HeldItem]
+
+
+class Moved(Named):
+    """How a move went, or why not."""
+
+    bytes: Count
+    """That were moved: 0 also of what lay there already."""
+    seconds: float
+    error: str
+    """A line, '' if it went well."""
+    id: str
+    """Of the error."""
+
+
+class MovedBase(Moved):
+    """The same, of a base."""
+
+    leases: tuple[Lease, ...]
+    """That went with it."""
 
 
 @looks
-class ListDevices(Step[Any]):
+class ListDevices(Step[PoolDevices]):
     """Report the devices of the host's pool: what they are, what they hold, which are there."""
 
     root: str
 
 
-class SetDevices(Step[Any]):
+class SetDevices(Step[ChangedPool]):
     """Make these the host's only devices that take disks and bases: label them, or refuse all."""
 
     root: str
@@ -25,7 +124,7 @@ class SetDevices(Step[Any]):
     """OpenNebula's id of the host: two hosts may have one name."""
 
 
-class CloseDevice(Step[Any]):
+class CloseDevice(Step[None]):
     """Close a device to new files, until SetDevices names it again."""
 
     root: str
@@ -34,13 +133,13 @@ class CloseDevice(Step[Any]):
 
 
 @looks
-class ListHeld(Step[Any]):
+class ListHeld(Step[HeldItems]):
     """Report what lies on each device: layers of disks, by their VMs' directories, and bases."""
 
     root: str
 
 
-class MoveLayers(Step[Any]):
+class MoveLayers(Step[Moved]):
     """Move all layers of a disk to another device; report how, or why not.
 
     The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm",
@@ -59,7 +158,7 @@ class MoveLayers(Step[Any]):
     """Bytes per second at most, 0 for no limit."""
 
 
-class MoveBase(Step[Any]):
+class MoveBase(Step[MovedBase]):
     """Move a base, with its leases, to another device; report how, or why not."""
 
     root: str

@@ -18,7 +18,7 @@ import hashlib
 import math
 import posixpath
 import re
-from typing import Any, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from ...errors import BadPool
 from ...model import steps as s
@@ -29,6 +29,9 @@ from ...named import NamedTuple
 from ...opennebula.xml import Datastore, Disk, Image, Vm
 from ...units import KiB, human
 from ..image import placement
+
+if TYPE_CHECKING:
+    from ...model.device.steps import PoolDevice
 
 BOUND = 1.1
 """A device takes more as long as its fill is at most this many times that of the pool."""
@@ -176,29 +179,29 @@ class Wrong(NamedTuple):
     text: str
 
 
-def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]]) -> list[Wrong]:
+def differences(declared: Sequence[Declared], reported: Sequence[PoolDevice]) -> list[Wrong]:
     """Return how the devices that a host reports differ from those declared; nothing if they do not."""
     # Another device may be mounted in the place of one that died.
-    found = {str(row["path"]): row for row in sorted(rows, key=lambda row: not row["state"])}
+    found = {device.path: device for device in sorted(reported, key=lambda device: not device.state)}
     wrong = []
     for device in declared:
-        row = found.get(device.path)
-        if row is None:
+        there = found.get(device.path)
+        if there is None:
             wrong.append(
                 Wrong(
                     CHANGED, f"{device.path} is declared and no device of the pool yet: semishared pool add"
                 )
             )
-        elif row["state"]:
+        elif there.state:
             wrong.append(
                 Wrong(
                     ABSENT,
-                    f"{device.path} is {row['state']}: disks on it cannot start, and it takes no new ones",
+                    f"{device.path} is {there.state}: disks on it cannot start, and it takes no new ones",
                 )
             )
-        elif (row["class"], float(row["weight"])) != (device.device_class, device.weight):
-            wrong.append(Wrong(CHANGED, _changed(device, row)))
-        if row and row.get("is_old") and not row["state"] and float(row["weight"]):
+        elif (there.class_, there.weight) != (device.device_class, device.weight):
+            wrong.append(Wrong(CHANGED, _changed(device, there)))
+        if there and there.is_old and not there.state and there.weight:
             what = (
                 "has a label of before, which its file system may answer without asking the disk: "
                 "that it hangs would not be noticed"
@@ -206,34 +209,35 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
             wrong.append(
                 Wrong(OLD, f"{device.path} {what}: semishared pool add writes it anew, where there is room")
             )
-        if row and row.get("lost"):
-            vms = sorted({int(disk.split("-")[0]) for disk in row["lost"]})
+        if there and there.lost:
+            vms = sorted({int(disk.split("-")[0]) for disk in there.lost})
             whose = f"disks of VM {', '.join(map(str, vms))}"
             wrong.append(
                 Wrong(LOST, f"{device.path} was emptied by a restart of the host, {whose} are lost with it")
             )
     paths = {device.path for device in declared}
-    for path, row in sorted(((str(row["path"]), row) for row in rows), key=lambda known: known[0]):
-        is_declared = path in paths and row is found[path]
-        if not is_declared and row["state"]:
+    for there in sorted(reported, key=lambda device: device.path):
+        path = there.path
+        is_declared = path in paths and there is found[path]
+        if not is_declared and there.state:
             wrong.append(
                 Wrong(
                     ABSENT,
-                    f"{path}, which is not declared any more, is {row['state']}: disks on it cannot start",
+                    f"{path}, which is not declared any more, is {there.state}: disks on it cannot start",
                 )
             )
-        elif not is_declared and float(row["weight"]):
+        elif not is_declared and there.weight:
             wrong.append(Wrong(CHANGED, f"{path} takes disks and is not declared: semishared pool add"))
-        if _is_overcommitted(row) and not row["watched"]:
+        if _is_overcommitted(there) and not there.watched:
             what = "is promised more than once, and nothing moves disks away when it is full"
             wrong.append(Wrong(UNWATCHED, f"{path} {what}: it is not watched"))
-        if row.get("limit"):
+        if there.limit:
             what = (
-                f"a zram that refuses a page beyond {human(int(row['limit']))}: its file system can "
+                f"a zram that refuses a page beyond {human(there.limit)}: its file system can "
                 f"shut down there, with all disks"
             )
             wrong.append(Wrong(LIMITED, f"{path} is on {what}"))
-        if row.get("mixes_memory"):
+        if there.mixes_memory:
             what = (
                 "a zram that guests' disks must not be on with this kernel: QEMU's direct I/O writes "
                 "and reads something else there"
@@ -242,28 +246,28 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
     return wrong
 
 
-def _changed(device: Declared, row: Mapping[str, Any]) -> str:
+def _changed(device: Declared, there: PoolDevice) -> str:
     """Return how a device that is there differs from its declaration."""
-    if not float(row["weight"]):
+    if not there.weight:
         return (
             f"{device.path} is being drained, or was, and takes nothing more: semishared pool add "
             f"takes it back"
         )
-    said, wanted = f"{row['class']}:{float(row['weight']):g}", f"{device.device_class}:{device.weight:g}"
+    said, wanted = f"{there.class_}:{there.weight:g}", f"{device.device_class}:{device.weight:g}"
     return f"{device.path} is {said}, and declared as {wanted}: semishared pool add"
 
 
-def _is_overcommitted(row: Mapping[str, Any]) -> bool:
-    return is_overcommitted(str(row["class"]), float(row["weight"]), int(row["total"]), int(row["promised"]))
+def _is_overcommitted(device: PoolDevice) -> bool:
+    return is_overcommitted(device.class_, device.weight, device.total, device.promised)
 
 
-def unreserved(rows: Sequence[Mapping[str, Any]], reserved: int) -> list[Wrong]:
+def unreserved(reported: Sequence[PoolDevice], reserved: int) -> list[Wrong]:
     """Return what is wrong with the `reserved` bytes of a host that oned gives to no VM.
 
     -1 if unknown; devices in memory take some.
     """
     needed = sum(
-        needed_memory(int(row["total"])) for row in rows if row["class"] == MEMORY and not row["state"]
+        needed_memory(device.total) for device in reported if device.class_ == MEMORY and not device.state
     )
     if not needed or not 0 <= reserved < needed:
         return []

@@ -6,12 +6,12 @@ Bases come first: a disk that is moved while its guest runs then opens the base 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence
 
 from ...errors import BadArguments
 from ...model.base import names as base_names
 from ...model.device.names import BASES, LAYERS
-from ...model.device.steps import MoveBase, MoveLayers
+from ...model.device.steps import HeldItem, MoveBase, MoveLayers, PoolDevice
 from ...model.disk import names as disk_names
 from ...model.refs import DiskRef
 from ...named import NamedTuple
@@ -31,67 +31,52 @@ class Held(NamedTuple):
     """A host's word of what lies on a device."""
 
     item: Item
-    said: Mapping[str, Any]
-
-    @property
-    def vm(self) -> int:
-        """The VM of a disk, -1 of a base."""
-        return int(self.said.get("vm", -1))
+    said: HeldItem
 
     @property
     def is_kept(self) -> bool:
         """Whether it is a diff that was kept when its VM was deleted."""
-        own = disk_names.beside_named(str(self.said.get("vm_dir", "")).rpartition("/")[2])
+        own = disk_names.beside_named(self.said.vm_dir.rpartition("/")[2])
         return own is not None and own.kind == "kept"
 
     @property
     def what(self) -> str:
         if self.item.part == BASES:
             return f"base {self.item.name}"
-        return f"VM {self.vm} disk {self.said['disk']}{' (kept)' if self.is_kept else ''}"
+        return f"VM {self.said.vm} disk {self.said.disk}{' (kept)' if self.is_kept else ''}"
 
 
-def held(items: Iterable[Mapping[str, Any]]) -> List[Held]:
+def held(items: Iterable[HeldItem]) -> List[Held]:
     """Return a host's answer to ListHeld."""
     return [Held(item(said), said) for said in items]
 
 
-def item(said: Mapping[str, Any]) -> Item:
+def item(said: HeldItem) -> Item:
     """Return what one of them is to a plan."""
-    name = str(said["name"])
-    key = base_names.prefix_of(name) if said["part"] == BASES else f"{said['vm']}-{said['disk']}"
-    return Item(
-        str(said["part"]),
-        name,
-        str(said["device"]),
-        int(said["bytes"]),
-        key,
-        tuple(map(str, said.get("classes", ()))),
-    )
+    key = base_names.prefix_of(said.name) if said.part == BASES else f"{said.vm}-{said.disk}"
+    return Item(said.part, said.name, said.device, said.bytes, key, said.classes)
 
 
-def devices(rows: Iterable[Mapping[str, Any]]) -> List[choose.Device]:
+def devices(found: Iterable[PoolDevice]) -> List[choose.Device]:
     """Return the devices of a ListHeld that are there and can be written to."""
     return [
-        choose.Device(
-            str(row["uuid"]), int(row["total"]), int(row["free"]), float(row["weight"]), str(row["class"])
-        )
-        for row in rows
-        if not row["state"] and row["total"]
+        choose.Device(device.uuid, device.total, device.free, device.weight, device.class_)
+        for device in found
+        if not device.state and device.total
     ]
 
 
-def named(rows: Sequence[Mapping[str, Any]], word: str, host: str) -> str:
+def named(found: Sequence[PoolDevice], word: str, host: str) -> str:
     """Return the UUID of the device of that path (of several the one that is well) or UUID.
 
     Raise BadArguments if there is none.
     """
-    for row in sorted(rows, key=lambda row: bool(row["state"])):
-        if word.rstrip("/") in (row["path"], row["uuid"]):
-            return str(row["uuid"])
+    for device in sorted(found, key=lambda device: bool(device.state)):
+        if word.rstrip("/") in (device.path, device.uuid):
+            return device.uuid
     raise BadArguments(
         f"{word} is no device of the pool of {host}: "
-        f"{', '.join(str(row['path']) for row in rows) or 'it has none'}"
+        f"{', '.join(device.path for device in found) or 'it has none'}"
     )
 
 
@@ -114,11 +99,11 @@ def staying(
     """Return why items stay where they are, for those that cannot move now; `memory`: devices in memory."""
     why = {}
     for held in found:
-        own = disk_names.beside_named(str(held.said.get("vm_dir", "")).rpartition("/")[2])
+        own = disk_names.beside_named(held.said.vm_dir.rpartition("/")[2])
         if held.item.part == LAYERS and own and not held.is_kept:
             why[held.item] = f"a move or a removal of its VM is not ended ({own.kind}): semishared gc"
         elif held.item.part == LAYERS and not own:
-            vm = vms.get(held.vm)
+            vm = vms.get(held.said.vm)
             why[held.item] = why_not(vm, host)
             if vm is not None and vm.is_active:
                 why[held.item] = why[held.item] or _why_not_live(held, vm, memory)
@@ -129,7 +114,7 @@ def _why_not_live(held: Held, vm: Vm, memory: Collection[str]) -> str:
     """Return why a disk stays where it is while its guest runs."""
     if held.item.device in memory:
         return "it is in memory, and its VM runs: it moves while that is off"
-    if any(disk.luks_secret for disk in vm.disks if disk.id == int(held.said["disk"])):
+    if any(disk.luks_secret for disk in vm.disks if disk.id == held.said.disk):
         return (
             "it is encrypted (LUKS_SECRET), and QEMU, while its VM runs, would write it decrypted: it "
             "moves while that is off"
@@ -153,7 +138,7 @@ def step(held: Held, move: Move, root: str, vm: Optional[Vm], rate: int) -> Move
         return MoveBase(root, held.item.name, move.target, rate)
     # Also of a VM that is off for oned: its host sees whether it runs.
     domain = running_domain(vm) if vm is not None and not held.is_kept else ""
-    disk = DiskRef(held.vm, int(held.said["disk"]), str(held.said["vm_dir"]))
+    disk = DiskRef(held.said.vm, held.said.disk, held.said.vm_dir)
     return MoveLayers(disk, domain, held.item.name, move.target, rate)
 
 
@@ -164,12 +149,11 @@ def in_order(moves: Sequence[Move]) -> List[Move]:
 
 def row(held: Held, target: str, path: Callable[[str], str], **more: object) -> Row:
     """Return the row of one thing; `path`: of a device, by its UUID."""
-    said: Tuple[int, int] = (held.vm, int(held.said.get("disk", -1)))
     where = {"from": path(held.item.device), "to": path(target) if target else ""}
     return {
         "what": held.what,
-        "vm": said[0],
-        "disk": said[1],
+        "vm": held.said.vm,
+        "disk": held.said.disk,
         **where,
         "bytes": held.item.size,
         "why": "",
@@ -190,7 +174,7 @@ def reading_on(
         name
         for held in found
         if held.item.part == BASES and held.item.device == uuid
-        for name in held.said["leases"]
+        for name in held.said.leases
     ]
     again = {(row["vm"], row["disk"]) for row in rows if row["how"] == "moved"}
     numbers = sorted(
