@@ -15,6 +15,7 @@ from semishared.errors import BadAttribute, BadPool
 from semishared.model import attributes
 from semishared.model.device.classes import KNOWN, WORDS, Want
 from semishared.model.device.steps import PoolDevice
+from semishared.named import to_data
 from semishared.plan.care import diagnosis
 from semishared.plan.care.diagnosis import BROKEN, WARNING
 from semishared.plan.device import choose
@@ -367,6 +368,15 @@ def test_what_cannot_be_declared(text: str, why: str) -> None:
 def row(path: str, **more: Any) -> PoolDevice:
     found = PoolDevice("u", path, "fast", 1.0, 100 * GiB, 0, 0, 0, 0, [], False, "")
     return found._replace(**more)
+
+
+def test_a_program_is_told_all_of_a_device_but_what_its_host_has_not_looked_at() -> None:
+    """`semishared pool --json` prints devices as they cross, so no field may be left out that is known."""
+    of_memory = {"mixes_memory": False, "watched": False, "limit": 0}
+    told = to_data(row("/a", state="not there"))
+    names = [name.rstrip("_") for name in PoolDevice._fields]
+    assert list(told) == [name for name in names if name not in of_memory] and told["class"] == "fast"
+    assert to_data(row("/m", **of_memory)) == {**to_data(row("/m")), **of_memory}
 
 
 def test_differences_between_what_is_declared_and_what_a_host_has() -> None:
