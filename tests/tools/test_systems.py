@@ -33,7 +33,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from semishared.host import watch
 found = watch.Round(sys.argv[2], 0)
-print([row["name"] for row in found._held(sys.argv[3])], found._in_memory())
+print([item.name for item in found._held(sys.argv[3])], found._in_memory())
 """
 
 
