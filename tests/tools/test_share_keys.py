@@ -49,9 +49,8 @@ class Root:
         return "AQBY0/pViX+wBBAAUpPs9swy7rey1qPhzmDVGQ=="
 
     def give(self, image: int, vm: int, seq: int = -1, readonly: bool = False) -> None:
-        assert keys.give(self.tree, image, f"{self.tree.root}/share-{image}", vm, readonly, seq)[
-            "access"
-        ] == ("ro" if readonly else "rw")
+        given = keys.give(self.tree, image, f"{self.tree.root}/share-{image}", vm, readonly, seq)
+        assert given.access == ("ro" if readonly else "rw")
 
     def notes(self) -> list[Key]:
         return ceph_clients.listed(self.tree.root)
@@ -159,11 +158,10 @@ def test_a_note_that_cannot_be_read_hides_no_other(root: Root, text: str) -> Non
     root.give(6, 7, 3)
     path = Path(root.tree.root, share_names.key(5, 7, False))
     path.write_text(text)
-    wrong = {(row["image"], row["vm"]): row.get("wrong") for row in keys.listed(root.tree)["keys"]}
-    said: Any = wrong.pop((5, 7))
-    assert (
-        wrong == {(5, 8): None, (6, 7): None} and said["id"] == BadRecord.id and str(path) in said["detail"]
-    )
+    wrong = {(row.image, row.vm): row.wrong for row in keys.listed(root.tree).keys}
+    said = wrong.pop((5, 7))
+    assert wrong == {(5, 8): None, (6, 7): None}
+    assert said and said.id == BadRecord.id and str(path) in said.detail
     for remove in (lambda: ceph_clients.of(root.tree).take_all(5), lambda: keys.take(root.tree, 5, 7, 3)):
         root.asked.clear()
         with pytest.raises(BadRecord, match=str(path)):
@@ -174,5 +172,5 @@ def test_a_note_that_cannot_be_read_hides_no_other(root: Root, text: str) -> Non
     assert [(key.image, key.vm) for key in root.notes()] == [(5, 7), (5, 8)]
     with pytest.raises(BadRecord, match=str(path)):
         keys.shown(root.tree, 5, f"{root.tree.root}/share-5", 7)
-    assert keys.shown(root.tree, 5, f"{root.tree.root}/share-5", 8)["access"] == "rw"
+    assert keys.shown(root.tree, 5, f"{root.tree.root}/share-5", 8).access == "rw"
     assert keys.take(root.tree, 5, 7) == share_steps.TakenKeys(1) and [key.vm for key in root.notes()] == [8]

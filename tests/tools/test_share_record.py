@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -60,8 +59,8 @@ def test_a_share_whose_record_cannot_be_read_stays(tree: Tree, damage: str) -> N
     def refused() -> None:
         with pytest.raises(BadRecord, match=str(path)):
             life.remove(tree, 7, f"{tree.root}/share-7")
-        rows: List[dict[str, object]] = life.listed(tree)["shares"]  # type: ignore[assignment]
-        assert [(row["image"], "wrong" in row) for row in rows] == [(7, True), (8, False)]
+        rows = life.listed(tree).shares
+        assert [(row.image, bool(row.wrong)) for row in rows] == [(7, True), (8, False)]
 
     if damage == "EIO":
         with eio(path):

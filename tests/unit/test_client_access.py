@@ -27,6 +27,7 @@ from semishared.errors import (
 from semishared.front import transfer
 from semishared.front.action import Action
 from semishared.model.exchange import AskOned, Exchange, Feed, On, Say, drive
+from semishared.model.refs import Refusal
 from semishared.model.share import names as share_names
 from semishared.model.share import steps as share_steps
 from semishared.model.share.share import Tree
@@ -53,14 +54,14 @@ ON_CEPH = {
 }
 ON_XFS = {"SEMISHARED_FS": "xfs", "SEMISHARED_FS_ROOT": "/srv/shares"}
 CLIENT = {"SEMISHARED_SHARE_ACCESS": "client"}
-ANSWER = {
-    "monitors": "10.0.0.1:6789,[fd00::1]:6789",
-    "fs": "cephfs",
-    "path": "/volumes/one/share-5/0b1c",
-    "user": "share-one-5-7-01234567",
-    "key": "AQBY0/pViX+wBBAAUpPs9swy7rey1qPhzmDVGQ==",
-    "access": "rw",
-}
+ANSWER = share_steps.GivenKey(
+    "10.0.0.1:6789,[fd00::1]:6789",
+    "cephfs",
+    "/volumes/one/share-5/0b1c",
+    "share-one-5-7-01234567",
+    "AQBY0/pViX+wBBAAUpPs9swy7rey1qPhzmDVGQ==",
+    "rw",
+)
 HISTORY = "<HISTORY_RECORDS><HISTORY><SEQ>3</SEQ><HOSTNAME>h2</HOSTNAME></HISTORY></HISTORY_RECORDS>"
 PLACE = VmPlace("h2", "/var/lib/one/datastores/101/7", 7)
 PREPARED = ("h2", PrepareVm(7, PLACE.path))
@@ -160,7 +161,7 @@ def test_of_a_share_that_its_host_gives_it_is_noted_which_one_that_is() -> None:
 def test_an_image_to_be_read_is_so_whatever_a_vm_says_of_its_disk(reads: dict[str, str], disk: str) -> None:
     """oned takes READONLY of the image only where DISK, which any user writes, has none."""
     asked = Asked(
-        SHARE.format(more=disk), ON_CEPH, {**CLIENT, **reads}, lambda step: {**ANSWER, "access": "rw"}
+        SHARE.format(more=disk), ON_CEPH, {**CLIENT, **reads}, lambda step: ANSWER._replace(access="rw")
     )
     lines = drive(client_keys.handed(asked.vm, PLACE), asked.do).lines.decode().splitlines()
     assert (
@@ -200,7 +201,7 @@ def test_a_share_that_is_two_disks_has_one_key_that_reads_if_both_do(second: str
         reads + other,
         ON_CEPH,
         CLIENT,
-        lambda step: {**ANSWER, "access": "ro" if getattr(step, "readonly", False) else "rw"},
+        lambda step: ANSWER._replace(access="ro" if getattr(step, "readonly", False) else "rw"),
     )
     found = drive(client_keys.handed(asked.vm, PLACE), asked.do)
     assert asked.steps == [
@@ -244,12 +245,12 @@ def test_what_no_guest_can_be_a_client_of_is_refused(
     assert said in caught.value.detail and not asked.steps
 
 
-@pytest.mark.parametrize("name", client_keys.TOLD)
+@pytest.mark.parametrize("name", share_steps.GivenKey._fields)
 @pytest.mark.parametrize("value", ["a'b", "a b", "$(a)", "a\nb", ""])
 def test_no_answer_ends_its_quotes_nor_is_a_key_in_what_refuses_it(name: str, value: str) -> None:
     with pytest.raises(BadRecord) as caught:
-        client_keys.told({**ANSWER, name: value})
-    assert ANSWER["key"] not in caught.value.detail
+        client_keys.told(ANSWER._replace(**{name: value}))
+    assert ANSWER.key not in caught.value.detail
 
 
 def test_the_keys_of_a_vm_that_is_gone_are_taken_back_or_it_is_said_who_does_it_later() -> None:
@@ -275,7 +276,7 @@ def test_the_keys_of_a_vm_that_is_gone_are_taken_back_or_it_is_said_who_does_it_
 
 def test_gc_takes_the_keys_of_vms_that_oned_has_not() -> None:
     keys = [
-        {**key._asdict(), "user": key.user(TREE)}
+        share_steps.HeldKey(*key[:4], key.user(TREE))
         for key in (Key(5), Key(5, 7), Key(5, 8), Key(5, 8, True), Key(5, 99))
     ]
     known = gc.Known({7: "h1"}, frozenset({(110, 5)}), frozenset(), newest_vm=8)
@@ -293,10 +294,8 @@ def test_gc_takes_the_keys_of_vms_that_oned_has_not() -> None:
 
 @pytest.mark.fault(30, "gc keeps a key whose note cannot be read, and says what takes it")
 def test_gc_keeps_a_key_whose_note_cannot_be_read() -> None:
-    rows: list[dict[str, Any]] = [
-        {**key._asdict(), "user": key.user(TREE)} for key in (Key(5, 8), Key(5, 8, True), Key(6, 8))
-    ]
-    rows[1]["wrong"] = {"id": "SS042", "detail": "5-8-ro.json on b0 is damaged"}
+    rows = [share_steps.HeldKey(*key[:4], key.user(TREE)) for key in (Key(5, 8), Key(5, 8, True), Key(6, 8))]
+    rows[1] = rows[1]._replace(wrong=Refusal("SS042", "5-8-ro.json on b0 is damaged"))
     known = gc.Known({}, frozenset({(110, 5)}), frozenset(), newest_vm=8)
     found = list(
         gc_stores.find_in_shares(gc_stores.Shares("b0", 110, TREE, (), tuple(rows), "a" * 32), known)

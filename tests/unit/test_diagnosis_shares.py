@@ -12,7 +12,7 @@ from semishared.errors import BadRecord, ToolFailed
 from semishared.install.preflight import knows_virtiofs
 from semishared.model.share import names as share_names
 from semishared.model.share.share import Tree
-from semishared.model.share.steps import PoolOfShares
+from semishared.model.share.steps import PoolOfShares, RootOnHost, SeenShareHost
 from semishared.opennebula.xml import Datastore, Image
 from semishared.plan.care.diagnosis import BROKEN, WARNING, Finding
 from semishared.plan.care.diagnosis_shares import Made, of_hosts, of_roots, ways
@@ -22,8 +22,8 @@ from semishared.tools import files
 
 MARKER = "0123456789abcdef" * 2
 STORE = Datastore(ElementTree.fromstring("<DATASTORE><ID>110</ID><NAME>shares</NAME><TEMPLATE/></DATASTORE>"))
-HERE = {"there": True, "marker": MARKER, "lacks": [], "judged_by_user": False}
-SOUND = {"daemon": "/usr/lib/qemu/virtiofsd", "namespaces": 1000, "profile": "", "taken": []}
+HERE, AWAY, HUNG = RootOnHost(True, MARKER), RootOnHost(), RootOnHost(error="hangs")
+SOUND = SeenShareHost({}, "/usr/lib/qemu/virtiofsd", 1000, "", [])
 
 
 def made(fs: str = "cephfs", **more: Any) -> Made:
@@ -31,10 +31,10 @@ def made(fs: str = "cephfs", **more: Any) -> Made:
 
 
 def said(
-    fs: str, host: str, root: dict[str, Any], libvirt: dict[str, Any] | None = None, **more: Any
+    fs: str, host: str, root: RootOnHost, libvirt: dict[str, Any] | None = None, **more: Any
 ) -> list[tuple[int, str]]:
     """Return what is found of a host that answers with this."""
-    answer = {"roots": {"/srv/shares": root}, **SOUND, **more}
+    answer = SOUND._replace(roots={"/srv/shares": root}, **more)
     return [
         (item.severity, item.what) for item in of_hosts([made(fs)], {host: answer}, {host: libvirt or {}})
     ]
@@ -79,22 +79,22 @@ def test_where_shares_are_made() -> None:
     ("fs", "host", "root", "what"),
     [
         ("cephfs", "h2", HERE, ""),
-        ("cephfs", "h2", {"there": False}, "is not mounted"),
-        ("cephfs", "h2", {**HERE, "marker": ""}, "is not mounted"),
-        ("cephfs", "h2", {**HERE, "marker": "f" * 32}, "is the root of another datastore"),
-        ("cephfs", "h2", {**HERE, "lacks": ["nosuid", "nodev"]}, "without nosuid and nodev"),
-        ("cephfs", "h2", {"error": "hangs"}, "hangs"),
-        ("btrfs", "h1", {**HERE, "lacks": ["nodev"]}, "without nodev"),
+        ("cephfs", "h2", AWAY, "is not mounted"),
+        ("cephfs", "h2", HERE._replace(marker=""), "is not mounted"),
+        ("cephfs", "h2", HERE._replace(marker="f" * 32), "is the root of another datastore"),
+        ("cephfs", "h2", HERE._replace(lacks=["nosuid", "nodev"]), "without nosuid and nodev"),
+        ("cephfs", "h2", HUNG, "hangs"),
+        ("btrfs", "h1", HERE._replace(lacks=["nodev"]), "without nodev"),
         # That it is away there is said where shares are made.
-        ("btrfs", "h1", {"there": False}, ""),
+        ("btrfs", "h1", AWAY, ""),
         # A file system of one host.
-        ("btrfs", "h2", {"there": False}, ""),
-        ("btrfs", "h2", {**HERE, "marker": ""}, ""),
-        ("btrfs", "h2", {**HERE, "lacks": ["nosuid"]}, "without nosuid"),
-        ("btrfs", "h2", {"error": "hangs"}, "hangs"),
+        ("btrfs", "h2", AWAY, ""),
+        ("btrfs", "h2", HERE._replace(marker=""), ""),
+        ("btrfs", "h2", HERE._replace(lacks=["nosuid"]), "without nosuid"),
+        ("btrfs", "h2", HUNG, "hangs"),
     ],
 )
-def test_roots_on_hosts(fs: str, host: str, root: dict[str, Any], what: str) -> None:
+def test_roots_on_hosts(fs: str, host: str, root: RootOnHost, what: str) -> None:
     found = said(fs, host, root)
     assert [severity for severity, _ in found] == [BROKEN] * bool(what) and all(
         what in text for _, text in found
@@ -102,9 +102,9 @@ def test_roots_on_hosts(fs: str, host: str, root: dict[str, Any], what: str) -> 
 
 
 def test_hosts_whose_guests_are_clients_themselves_need_nothing() -> None:
-    lacks: dict[str, Any] = {**SOUND, "daemon": "", "namespaces": 0}
-    for root in ({"there": False}, HERE, {"error": "hangs"}):
-        answers = {host: {"roots": {"/srv/shares": root}, **lacks} for host in ("h1", "h2")}
+    for root in (AWAY, HERE, HUNG):
+        lacks = SOUND._replace(roots={"/srv/shares": root}, daemon="", namespaces=0)
+        answers = {host: lacks for host in ("h1", "h2")}
         assert (
             of_hosts([made(by_hosts=False)], answers, {}) == [] and len(of_hosts([made()], answers, {})) >= 1
         )
@@ -177,7 +177,7 @@ def test_pools_that_clients_write_to() -> None:
 
 
 def test_a_root_whose_users_ceph_fuse_judges_itself_is_less() -> None:
-    ((severity, what),) = said("cephfs", "h2", {**HERE, "judged_by_user": True})
+    ((severity, what),) = said("cephfs", "h2", HERE._replace(judged_by_user=True))
     assert severity == WARNING and "without fuse_default_permissions" in what
 
 
@@ -185,14 +185,14 @@ def test_what_else_a_host_needs_that_has_a_root() -> None:
     lacks: dict[str, Any] = {
         "daemon": "",
         "namespaces": 0,
-        "taken": [["/etc/subgid", "admin", 165536, 231071]],
+        "taken": [("/etc/subgid", "admin", 165536, 231071)],
     }
     libvirt = {"virtiofs": False, "confines": ["apparmor"]}
     found = said("cephfs", "h2", HERE, libvirt, **lacks)
     assert [severity for severity, _ in found] == [BROKEN, BROKEN, WARNING, BROKEN, BROKEN]
     assert "165536 to 231071 to admin, and they are users of guests, of user 1 " in found[2][1]
     # One without any root is asked for nothing.
-    assert said("btrfs", "h2", {"there": False}, libvirt, **lacks) == []
+    assert said("btrfs", "h2", AWAY, libvirt, **lacks) == []
     profile = "  /var/tmp/one/vmm/semishared/virtiofsd{,_read_only} PUx,\n"
     assert said("cephfs", "h2", HERE, {"virtiofs": True, "confines": ["apparmor"]}, profile=profile) == []
     assert said("cephfs", "h2", HERE, {"virtiofs": None}) == []
@@ -201,8 +201,8 @@ def test_what_else_a_host_needs_that_has_a_root() -> None:
 def test_whose_users_are_guests_too() -> None:
     text = "a:100000:65536\nb:34464:65536\nc:99999:2\nd:2147452576:65536\n# x\ne:1\nf::\ng:200000:0\n"
     assert taken("/etc/subuid", text) == [
-        ["/etc/subuid", "a", 100000, 165535],
-        ["/etc/subuid", "c", 99999, 100000],
+        ("/etc/subuid", "a", 100000, 165535),
+        ("/etc/subuid", "c", 99999, 100000),
     ]
 
 

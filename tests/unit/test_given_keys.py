@@ -65,15 +65,15 @@ def test_an_image_of_the_same_number_and_another_source_gets_no_key(
         ):
             keys.give(tree, 5, source, 7, False)
     assert not asked and ceph_clients.listed(tree.root) == []
-    assert keys.give(tree, 5, SOURCE, 7, False)["user"] == "share-one-5-7-01234567"
+    assert keys.give(tree, 5, SOURCE, 7, False).user == "share-one-5-7-01234567"
 
 
 def test_what_an_operator_has_stays_as_it_is_when_another_is_asked_for(
     tree: Tree, asked: list[tuple[str, str]]
 ) -> None:
     reads, writes = keys.give(tree, 5, SOURCE, -1, True), keys.give(tree, 5, SOURCE, -1, False)
-    assert (reads["access"], writes["access"]) == ("ro", "rw") and reads["user"] != writes["user"]
-    assert asked == [("authorize", reads["user"]), ("authorize", writes["user"])]
+    assert (reads.access, writes.access) == ("ro", "rw") and reads.user != writes.user
+    assert asked == [("authorize", reads.user), ("authorize", writes.user)]
     assert set(ceph_clients.listed(tree.root)) == {Key(5, -1, True), Key(5)}
     assert keys.take(tree, 5, -1) == TakenKeys(2) and ceph_clients.listed(tree.root) == []
 
@@ -96,10 +96,10 @@ def test_what_a_user_of_ceph_is_not_let_ask_for_is_said(tree: Tree, monkeypatch:
 def test_a_vm_whose_disk_reads_by_now_has_no_key_that_writes(
     tree: Tree, asked: list[tuple[str, str]]
 ) -> None:
-    writes = keys.give(tree, 5, SOURCE, 7, False)["user"]
+    writes = keys.give(tree, 5, SOURCE, 7, False).user
     keys.give(tree, 5, SOURCE, -1, False)
     del asked[:]
-    reads = keys.give(tree, 5, SOURCE, 7, True)["user"]
+    reads = keys.give(tree, 5, SOURCE, 7, True).user
     assert asked == [("deauthorize", writes), ("evict", writes), ("authorize", reads)]
     assert set(ceph_clients.listed(tree.root)) == {Key(5), Key(5, 7, True)}
     assert len(os.listdir(f"{tree.root}/{share_names.KEYS}")) == 2

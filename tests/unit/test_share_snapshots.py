@@ -12,7 +12,8 @@ import pytest
 from semishared.cli import share
 from semishared.errors import DataInTheWay, MissingImage, ToolFailed
 from semishared.model.share import names as share_names
-from semishared.model.share.share import Share, Snapshot, Tree
+from semishared.model.share.share import Share, Tree
+from semishared.model.share.steps import ShareSnapshot
 from semishared.share import btrfs, life
 from semishared.share.btrfs import Btrfs
 from semishared.share.plain import Plain
@@ -36,13 +37,13 @@ class Some(Plain):
     def snapshot_names(self, image: int) -> list[str]:
         return sorted(self.names)
 
-    def known(self, image: int, name: str) -> Snapshot:
+    def known(self, image: int, name: str) -> ShareSnapshot:
         if name == "bad":
             raise ToolFailed("btrfs subvolume show: not understood")
         if name == "gone":
             self.names.remove(name)
             raise MissingImage("it is not there")
-        return Snapshot(name, 1000, 0, f"/srv/{name}")
+        return ShareSnapshot(name, 1000, 0, f"/srv/{name}", "")
 
 
 @pytest.fixture()
@@ -63,8 +64,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 
 def test_one_that_is_broken_hides_no_other(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = life.list_snapshots(tree, 5)["snapshots"]
-    assert [(row["name"], row["made"], "wrong" in row) for row in rows] == [
+    rows = life.list_snapshots(tree, 5).snapshots
+    assert [(row.name, row.made, bool(row.wrong)) for row in rows] == [
         ("bad", -1, True),
         ("good", 1000, False),
     ]
@@ -74,7 +75,7 @@ def test_one_that_is_broken_hides_no_other(tree: Tree, capsys: pytest.CaptureFix
 
 
 def test_nor_does_it_make_a_new_one_fail(tree: Tree) -> None:
-    assert life.make_snapshot(tree, 5, "new")["name"] == "new"
+    assert life.make_snapshot(tree, 5, "new").name == "new"
 
 
 def test_a_plain_directory_is_no_snapshot_of_btrfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadAttribute, NoQuota, ToolFailed
+from semishared.model.refs import Refusal
 from semishared.model.share import names as share_names
 from semishared.model.share.share import Share, Tree, Use, first_uid, pools
-from semishared.model.share.steps import RemoveShare
+from semishared.model.share.steps import HeldKey, ListedShare, RemoveShare
 from semishared.opennebula.xml import Datastore
 from semishared.plan.care import gc, gc_stores
 from semishared.plan.share.shares import wanted
@@ -176,12 +177,10 @@ def test_where_a_share_is_says_whose_it_is() -> None:
 def test_of_shares_without_an_image_those_go_that_nobody_has_had() -> None:
     tree = Tree("btrfs", "/srv/shares", "0" * 32)
     there = ((1, ""), (2, "/srv/shares/share-2"), (3, ""), (4, "x"), (5, ""))
-    rows = [{"image": image, "born": 70 + image, "source": source, "used": -1} for image, source in there]
-    rows[1]["snapshots"] = ["one", "two"]
-    rows.append(
-        {"image": 6, "born": -1, "source": "", "used": -1, "wrong": {"id": "SS042", "detail": "no record"}}
-    )
-    rows.append({"image": 7, "born": 77, "source": "/srv/shares/share-7", "used": -1})
+    rows = [ListedShare(image, 1, 70 + image, 1, source, -1) for image, source in there]
+    rows[1] = rows[1]._replace(snapshots=["one", "two"])
+    rows.append(ListedShare(6, -1, -1, -1, "", -1, wrong=Refusal("SS042", "no record")))
+    rows.append(ListedShare(7, 1, 77, 1, "/srv/shares/share-7", -1))
     # Image 5 is in another datastore, and 7 was made later: ids that an oned whose database was restored has
     # given anew.
     images = frozenset({(110, 3), (110, 4), (111, 5), (110, 7)})
@@ -207,10 +206,9 @@ def test_in_a_root_that_does_not_say_whose_it_is_gc_removes_nothing_and_advises_
         gc.Known({}, frozenset(), frozenset(), newest_vm=9),
     )
     rows = tuple(
-        {"image": image, "born": 70, "source": source, "used": -1}
-        for image, source in ((1, ""), (2, "/srv/shares/share-2"))
+        ListedShare(image, 1, 70, 1, source, -1) for image, source in ((1, ""), (2, "/srv/shares/share-2"))
     )
-    keys = ({"image": 5, "vm": 8, "readonly": False, "user": "share-one-5-8-0"},)
+    keys = (HeldKey(5, 8, False, -1, "share-one-5-8-0"),)
     found = list(gc_stores.find_in_shares(gc_stores.Shares("h1", 110, tree, rows, keys), known))
     assert len(found) == 3
     for item in found:

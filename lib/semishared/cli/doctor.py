@@ -16,7 +16,7 @@ import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Callable, Iterator, Sequence, TypeVar
+from typing import Callable, Iterator, Sequence, TypeVar
 
 from .. import NAME
 from ..config import Config, load
@@ -33,7 +33,7 @@ from ..model.attributes import HOST_POOL
 from ..model.device.steps import ListDevices, PoolDevice
 from ..model.disk import names as disk_names
 from ..model.share import share
-from ..model.share.steps import LookAtRoot, LookAtShareHost
+from ..model.share.steps import LookAtRoot, LookAtShareHost, SeenShareHost
 from ..model.store import template
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
@@ -359,7 +359,7 @@ def share_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_en
     if not roots:
         return of_roots(made, front_end)
 
-    def one(session: Session, _: Host) -> Any:
+    def one(session: Session, _: Host) -> SeenShareHost:
         return session.ask(LookAtShareHost(roots))
 
     # A host that does not answer is a finding of others.

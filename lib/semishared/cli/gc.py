@@ -239,8 +239,8 @@ def shares_listed(datastores: Iterable[Datastore], config: Config, failed: Faile
             tree, machine = share.tree(datastore), share.bridge(datastore)
             with Session(machine, "gc", config) as session:
                 listed, has = session.run([ListShares(tree), ListKeys(tree)])
-            rows, keys, cloud = tuple(listed["shares"]), tuple(has["keys"]), listed.get("cloud", "")
-            found.append(gc_stores.Shares(machine, datastore.id, tree, rows, keys, cloud))
+            rows, keys = tuple(listed.shares), tuple(has.keys)
+            found.append(gc_stores.Shares(machine, datastore.id, tree, rows, keys, listed.cloud))
         except SemisharedError as e:
             failed(machine, e)
     return found

@@ -34,49 +34,63 @@ from ..model.refs import Step
 from ..model.share import share
 from ..model.share import steps as share_steps
 from ..model.share.share import Tree
+from ..model.share.steps import GivenKey, ListedShare, ShareSnapshot
 from ..model.store import template
+from ..named import NamedTuple, to_data
 from ..opennebula.args import number
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Image
 from ..plan.care import gc_stores
-from ..plan.share.client_keys import SHUT_OUT, told
+from ..plan.share.client_keys import SHUT_OUT, checked
 from ..plan.share.shares import size_of
 from ..units import GiB, MiB, human
 from . import command as on
 from .command import Row, argument, flag, put_all, put_json, table
 
 
-def share_state(row: Row, image: Optional[Image], store: int) -> str:
+class Found(NamedTuple):
+    """A share of a datastore, and what is wrong with it ('' for nothing)."""
+
+    share: ListedShare
+    datastore: int
+    state: str
+
+    def to_data(self) -> Row:
+        """Return all of it as JSON data."""
+        return {**to_data(self.share), "datastore": self.datastore, "state": self.state}
+
+
+def share_state(row: ListedShare, image: Optional[Image], store: int) -> str:
     """Return what is wrong with a share in datastore `store`, '' for nothing; `image`: oned's, of its id."""
     if image is None:
         return "OpenNebula has no such image"
     if not gc_stores.is_of(row, store, image.store_id, image.number("REGTIME")):
         return f"it is of another image {image.id} than OpenNebula has"
-    if "wrong" in row:
-        return from_id(row["wrong"]["id"], row["wrong"]["detail"]).line()
-    return "" if row["source"] else "not ready"
+    if row.wrong:
+        return from_id(*row.wrong).line()
+    return "" if row.source else "not ready"
 
 
-def state_column(row: Row) -> str:
+def state_column(row: ListedShare, state: str) -> str:
     """Return the state as a column; for a directory that was there before with its path."""
-    return row["state"] or (f"ok, is {row['directory']}" if "directory" in row else "ok")
+    return state or (f"ok, is {row.directory}" if row.directory else "ok")
 
 
-def number_columns(row: Row) -> list[str]:
+def number_columns(row: ListedShare) -> list[str]:
     """Return owner, size, bytes used and number of snapshots, as columns."""
-    used = human(row["used"]) if row["used"] >= 0 else "-"
-    owner = str(row["owner"]) if row["owner"] >= 0 else "-"
-    size = human(row["size"]) if row["size"] >= 0 and "directory" not in row else "-"
-    return [owner, size, used, str(len(row.get("snapshots", ())))]
+    used = human(row.used) if row.used >= 0 else "-"
+    owner = str(row.owner) if row.owner >= 0 else "-"
+    size = human(row.size) if row.size >= 0 and not row.directory else "-"
+    return [owner, size, used, str(len(row.snapshots or ()))]
 
 
-def _lines(image: int, vm: int, one: dict[str, str]) -> str:
-    does = "reads" if one["access"] == "ro" else "reads and writes"
+def _lines(image: int, vm: int, one: GivenKey) -> str:
+    does = "reads" if one.access == "ro" else "reads and writes"
     revoke = f"semishared share credentials {image}{f' --vm {vm}' if vm >= 0 else ''} --revoke"
     rows = [f"secret: who has this key {does} image {image}, until `{revoke}`"]
-    rows += [f"{name} {value}" for name, value in one.items()]
-    options = f"name={one['user']},fs={one['fs']},secretfile=FILE"
-    rows.append(f"mount -t ceph {one['monitors']}:{one['path']} /mnt -o {options}")
+    rows += [f"{name} {value}" for name, value in one._asdict().items()]
+    options = f"name={one.user},fs={one.fs},secretfile=FILE"
+    rows.append(f"mount -t ceph {one.monitors}:{one.path} /mnt -o {options}")
     return "\n".join(rows)
 
 
@@ -91,18 +105,18 @@ def check_snapshot_words(words: Sequence[str]) -> None:
         raise BadArguments(f"snapshot {words[0]} takes {' and '.join(SNAPSHOT_WORDS[words[0]])}")
 
 
-def _where(row: Row) -> str:
-    if "wrong" in row:
-        return from_id(row["wrong"]["id"], row["wrong"]["detail"]).line()
-    return str(row["path"]) + (f", in guests {row['in_guest']}" if row["in_guest"] else "")
+def _where(row: ShareSnapshot) -> str:
+    if row.wrong:
+        return from_id(*row.wrong).line()
+    return row.path + (f", in guests {row.in_guest}" if row.in_guest else "")
 
 
-def show_snapshots(rows: Sequence[Row]) -> None:
+def show_snapshots(rows: Sequence[ShareSnapshot]) -> None:
     """Print snapshots as a table."""
     lines = []
     for row in rows:
-        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["made"])) if row["made"] >= 0 else "-"
-        lines.append([row["name"], made, human(row["alone"]) if row["alone"] >= 0 else "-", _where(row)])
+        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.made)) if row.made >= 0 else "-"
+        lines.append([row.name, made, human(row.alone) if row.alone >= 0 else "-", _where(row)])
     table("NAME|MADE|KEEPS ALONE|WHERE", lines)
 
 
@@ -143,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
     if verb == "list":
         stores = words or [str(one.id) for one in oned.datastores() if template.is_shares(one)]
         found = [row for word in stores for row in listed(oned, Place(oned, word))]
-        put_json({"shares": found}) if arguments.json else show(found)
+        put_json(to_data({"shares": found})) if arguments.json else show(found)
         return 0
     verbs: dict[str, Callable[..., Row]] = {
         "init": init,
@@ -157,7 +171,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     answer = verbs[verb](oned, *words)
     if arguments.json:
-        put_json(answer)
+        put_json(to_data(answer))
     elif "snapshots" in answer:
         show_snapshots(answer["snapshots"])
     else:
@@ -206,43 +220,45 @@ def init(oned: Oned, word: str) -> Row:
     return {"datastore": number_of, "root": tree.root, "marker": marker, "said": said}
 
 
-def listed(oned: Oned, place: Place) -> list[Row]:
-    """Return the shares of a datastore, each with what is wrong with it ('' for nothing)."""
-    found, store = place.ask(share_steps.ListShares(place.tree))["shares"], place.datastore.id
+def listed(oned: Oned, place: Place) -> list[Found]:
+    """Return the shares of a datastore."""
+    shares, store = place.ask(share_steps.ListShares(place.tree)).shares, place.datastore.id
     # oned knows an image before its share is made: asked after the shares, it knows all of them.
     images = {image.id: image for image in oned.images()}
-    states = (share_state(row, images.get(row["image"]), store) for row in found)
-    return [{**row, "datastore": store, "state": state} for row, state in zip(found, states)]
+    return [Found(row, store, share_state(row, images.get(row.image), store)) for row in shares]
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[Found]) -> None:
     """Print shares as a table."""
     table(
         "IMAGE|DATASTORE|OWNER|SIZE|USED|SNAPSHOTS|STATE",
-        [[str(row["image"]), str(row["datastore"]), *number_columns(row), state_column(row)] for row in rows],
+        [
+            [str(row.image), str(store), *number_columns(row), state_column(row, state)]
+            for row, store, state in rows
+        ],
     )
 
 
 def usage(oned: Oned, word: str) -> Row:
     """Say how full a share is, and whether its size limits it; raise what keeps that from being found out."""
     place, image = _of_image(oned, word)
-    row = next((row for row in listed(oned, place) if row["image"] == image), None)
+    row = next((found.share for found in listed(oned, place) if found.share.image == image), None)
     if row is None:
         raise MissingImage(f"image {image} has no share in datastore {place.datastore.id}")
-    wrong = row.get("wrong")
-    if wrong and row["used"] < 0:
-        raise from_id(wrong["id"], wrong["detail"])
-    if "directory" in row:
+    wrong = row.wrong
+    if wrong and row.used < 0:
+        raise from_id(*wrong)
+    if row.directory:
         raise NotSupported(
-            f"image {word} is {row['directory']}, which was there before: nobody counts what is in it"
+            f"image {word} is {row.directory}, which was there before: nobody counts what is in it"
         )
-    said = f"{_used(row)} of {human(row['size'])}"
-    answer = {"image": image, "used": row["used"], "size": row["size"], "said": said}
-    return {**answer, "wrong": wrong, "said": f"{said}; {wrong['detail']}"} if wrong else answer
+    said = f"{_used(row)} of {human(row.size)}"
+    answer = {"image": image, "used": row.used, "size": row.size, "said": said}
+    return {**answer, "wrong": wrong, "said": f"{said}; {wrong.detail}"} if wrong else answer
 
 
-def _used(row: Row) -> str:
-    return human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
+def _used(row: ListedShare) -> str:
+    return human(row.used) if row.used >= 0 else "nobody knows how much"
 
 
 def resize(oned: Oned, word: str, size: str) -> Row:
@@ -263,7 +279,7 @@ def snapshot(oned: Oned, *words: str, may: Agreed, is_dry: bool) -> Row:
     place, image = _of_image(oned, words[1])
     if words[0] == "create":
         made = place.ask(share_steps.MakeSnapshot(place.tree, image, words[2]))
-        said = f"snapshot {made['name']} of the share of image {image}: {_where(made)}"
+        said = f"snapshot {made.name} of the share of image {image}: {_where(made)}"
         return {"image": image, "snapshot": made, "said": said}
     if words[0] == "remove":
         what = f"snapshot {words[2]} of the share of image {image}"
@@ -271,7 +287,7 @@ def snapshot(oned: Oned, *words: str, may: Agreed, is_dry: bool) -> Row:
             return {"image": image, "said": f"{what} {'would be' if is_dry else 'is not'} removed"}
         place.ask(share_steps.RemoveSnapshot(place.tree, image, words[2]))
         return {"image": image, "said": f"{what} is gone"}
-    return {"image": image, "snapshots": place.ask(share_steps.ListSnapshots(place.tree, image))["snapshots"]}
+    return {"image": image, "snapshots": place.ask(share_steps.ListSnapshots(place.tree, image)).snapshots}
 
 
 def credentials(oned: Oned, word: str, of_vm: Optional[str], *, readonly: bool, revoke: bool) -> Row:
@@ -290,8 +306,8 @@ def credentials(oned: Oned, word: str, of_vm: Optional[str], *, readonly: bool, 
         return {"image": image, "taken": taken, "said": said}
     where = place.tree, image, oned.image(image).source
     give = share_steps.GiveKey(*where, vm, readonly) if vm < 0 else share_steps.ShowKey(*where, vm)
-    found = {name.lower(): value for name, value in told(place.ask(give))}
-    return {"image": image, "credentials": found, "said": _lines(image, vm, found)}
+    given = checked(place.ask(give))
+    return {"image": image, "credentials": given, "said": _lines(image, vm, given)}
 
 
 def drop(oned: Oned, word: str, image: str, *, may: Agreed, is_dry: bool) -> Row:
@@ -299,10 +315,10 @@ def drop(oned: Oned, word: str, image: str, *, may: Agreed, is_dry: bool) -> Row
     place, wanted = Place(oned, word), number(image, "image")
     tree, store = place.tree, place.datastore.id
     found = place.ask(share_steps.ListShares(tree))
-    if "cloud" not in found:
+    if not found.cloud:
         mend = f"if of this, `semishared share init {store}`"
         raise BadArguments(f"{tree.root} does not say of which OpenNebula it is: {mend}")
-    row = next((row for row in found["shares"] if row["image"] == wanted), None)
+    row = next((row for row in found.shares if row.image == wanted), None)
     if row is None:
         raise MissingImage(f"datastore {store} has no share of image {wanted}")
     having = next((one for one in oned.images() if one.id == wanted), None)

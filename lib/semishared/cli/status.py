@@ -28,7 +28,8 @@ from ..errors import BadArguments, SemisharedError
 from ..model.base import steps as base_steps
 from ..model.disk import names as disk_names
 from ..model.disk.place import NORMAL, OVERLAY
-from ..named import to_data
+from ..model.share.steps import ListedShare
+from ..named import NamedTuple, to_data
 from ..opennebula.states import name_of
 from ..opennebula.xml import Disk, Host, Image, Vm
 from ..plan.care.gc_places import place_of
@@ -174,7 +175,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [row for row in rows if is_wanted(row, kind, thing)]
     kept = [item for item in cloud.kept if is_wanted(as_row(item), kind, thing)]
     shares = [row for row in share_rows(cloud) if is_wanted_share(row, kind, thing)]
-    answer = {"disks": rows, "bases": bases, "kept": kept, "shares": shares, "space": cloud.space}
+    answer = {"disks": rows, "bases": bases, "kept": kept, "shares": to_data(shares), "space": cloud.space}
 
     def show_all() -> None:
         show(cloud, rows, bases, kind)
@@ -286,7 +287,23 @@ def show_kept(kept: list[Row]) -> None:
         put(f"{item['host']}: {what}: {item['path']}{': ' * bool(item.get('error')) + item.get('error', '')}")
 
 
-def share_rows(cloud: Cloud) -> list[Row]:
+class SharedShare(NamedTuple):
+    """A share, what is wrong with it ('' for nothing), and the VMs that have it."""
+
+    share: ListedShare
+    datastore: int
+    name: Optional[str]
+    """The image's, None if oned has none."""
+    vms: list[Row]
+    state: str
+
+    def to_data(self) -> Row:
+        """Return all of it as JSON data."""
+        more = {"datastore": self.datastore, "name": self.name, "vms": self.vms, "state": self.state}
+        return {**to_data(self.share), **more}
+
+
+def share_rows(cloud: Cloud) -> list[SharedShare]:
     """Return all shares: how full each is, and which VMs have it."""
     having: dict[int, list[Row]] = {}
     for vm in cloud.vms.values():
@@ -305,20 +322,19 @@ def share_rows(cloud: Cloud) -> list[Row]:
     found = []
     for store in shares_listed(cloud.stores.values(), cloud.config, cloud.survey.failed):
         for row in store.rows:
-            image = cloud.images.get(row["image"])
-            more = {"datastore": store.store, "name": image.name if image else None}
-            vms, state = having.get(row["image"], []), share_state(row, image, store.store)
-            found.append({**row, **more, "vms": vms, "state": state})
+            image = cloud.images.get(row.image)
+            vms, state = having.get(row.image, []), share_state(row, image, store.store)
+            found.append(SharedShare(row, store.store, image.name if image else None, vms, state))
     return found
 
 
-def is_wanted_share(row: Row, kind: str, thing: Union[Vm, Host, Image, None]) -> bool:
+def is_wanted_share(row: SharedShare, kind: str, thing: Union[Vm, Host, Image, None]) -> bool:
     """Tell whether a share belongs to the VM, host or image asked for, of `kind`; None: to all."""
     if thing is None:
         return True
     if kind == "image":
-        return bool(row["image"] == thing.id)
-    return any(vm["vm"] == thing.id if kind == "vm" else vm["host"] == thing.name for vm in row["vms"])
+        return row.share.image == thing.id
+    return any(vm["vm"] == thing.id if kind == "vm" else vm["host"] == thing.name for vm in row.vms)
 
 
 def _having(vm: Row) -> str:
@@ -326,11 +342,12 @@ def _having(vm: Row) -> str:
     return f"{vm['vm']} {vm['name']}{where}{', read-only' if vm['readonly'] else ''}"
 
 
-def show_shares(found: Iterable[Row]) -> None:
+def show_shares(found: Iterable[SharedShare]) -> None:
     """Print shares as a table."""
     lines = []
     for row in found:
-        vms = ", ".join(map(_having, row["vms"]))
-        name = f"{row['image']} {row['name'] or '-'}"
-        lines.append([name, str(row["datastore"]), *number_columns(row), vms or "-", state_column(row)])
+        share, vms = row.share, ", ".join(map(_having, row.vms))
+        name = f"{share.image} {row.name or '-'}"
+        numbers, state = number_columns(share), state_column(share, row.state)
+        lines.append([name, str(row.datastore), *numbers, vms or "-", state])
     table("SHARE|DATASTORE|OWNER|SIZE|USED|SNAPSHOTS|VMS|STATE", lines)

@@ -21,26 +21,6 @@ if TYPE_CHECKING:
 SEEN = {"path": "path", "seen": "text", "age": "number", "bytes": "count"}
 STAGED = {**SEEN, "lives?": ("flag", None)}
 WRONG = {"id": "text", "detail": "text"}
-SNAPSHOT = {
-    "name": "text",
-    "made": "number",
-    "alone": "number",
-    "path": "text",
-    "in_guest": "text",
-    "wrong?": WRONG,
-}
-SHARE = {
-    **dict.fromkeys(("image", "owner", "born", "size", "used"), "number"),
-    "source": "text",
-    "snapshots?": ["text"],
-    "wrong?": WRONG,
-    "stripes?": "count",
-    "object_size?": "count",
-    "pool?": "text",
-    "directory?": "text",
-    "readonly?": "flag",
-}
-KEY = {"monitors": "text", "fs": "text", "path": "text", "user": "text", "key": "text", "access": "text"}
 STORE_SEEN = {
     "path": "path",
     "images": [{**SEEN, "name": "text"}],
@@ -59,39 +39,6 @@ STORE_SEEN = {
 }
 
 ANSWERS: dict[str, Shape] = {
-    # of directories for guests
-    "ListShares": {"shares": [SHARE], "cloud?": "text"},
-    "MakeSnapshot": SNAPSHOT,
-    "ListSnapshots": {"snapshots": [SNAPSHOT]},
-    "LookAtShareHost": {
-        "roots": {
-            "*": {
-                "there?": "flag",
-                "marker?": "text",
-                "lacks?": ["text"],
-                "judged_by_user?": "flag",
-                "error?": "text",
-            }
-        },
-        "daemon": "text",
-        "namespaces": "number",
-        "profile": "text",
-        "taken": [["json"]],
-    },
-    "GiveKey": KEY,
-    "ShowKey": KEY,
-    "ListKeys": {
-        "keys": [
-            {
-                "image": "number",
-                "vm": "number",
-                "readonly": "flag",
-                "seq": "number",
-                "user": "text",
-                "wrong?": WRONG,
-            }
-        ]
-    },
     # of all that lies there
     "LookAround": {
         "open": ["text"],

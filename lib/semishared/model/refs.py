@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""References in steps: images, disks, and the disk that an image waits for.
+"""Steps, and references in them: images, disks, and the disk that an image waits for.
 
 model/steps.py passes all of it on.
 """
@@ -45,6 +45,16 @@ def answer_of(step: type[Step]) -> Any:
 def is_look(step: Step) -> bool:
     """Tell whether a step changes nothing."""
     return getattr(type(step), "looks", False) is True
+
+
+class Refusal(Named):
+    """An error of one thing among many that are asked about: the others are answered all the same.
+
+    `errors.from_id(*refusal)` is the error.
+    """
+
+    id: str
+    detail: str
 
 
 class ImageRef(NamedTuple):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 
 from ..errors import MissingImage, NotSupported
-from ..model.share.share import Share, Snapshot, Tree, Use
+from ..model.share.share import Share, Tree, Use
+from ..model.share.steps import ShareSnapshot
 
 
 class FileSystem:
@@ -60,7 +61,7 @@ class FileSystem:
         """Return the names of a tree's snapshots."""
         return []
 
-    def known(self, image: int, name: str) -> Snapshot:
+    def known(self, image: int, name: str) -> ShareSnapshot:
         """Return what is known of a snapshot; raise ToolFailed, MissingImage."""
         raise MissingImage(f"image {image} has no snapshot {name}")
 

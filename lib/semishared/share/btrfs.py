@@ -20,7 +20,8 @@ from datetime import datetime
 
 from ..errors import DataInTheWay, NoQuota, ToolFailed, here
 from ..model.share import names as share_names
-from ..model.share.share import Snapshot, Use
+from ..model.share.share import Use
+from ..model.share.steps import ShareSnapshot
 from ..tools import files
 from ..tools.effects import point
 from ..tools.run import run
@@ -132,10 +133,10 @@ class Btrfs(Directories):
         named = filter(None, (share_names.snapshot_of(image, entry) for entry in os.listdir(self.root)))
         return sorted(name for name in named if _is_subvolume(self._at(image, name)))
 
-    def known(self, image: int, name: str) -> Snapshot:
+    def known(self, image: int, name: str) -> ShareSnapshot:
         path = self._at(image, name)
         made, alone = parse_snapshot(rights.run(_show(path)))
-        return Snapshot(name, made, alone, path)
+        return ShareSnapshot(name, made, alone, path, "")
 
     def forget(self, image: int, name: str) -> None:
         path = self._at(image, name)

@@ -31,7 +31,7 @@ from ..errors import (
 )
 from ..model.share import names as share_names
 from ..model.share.share import Tree
-from ..model.share.steps import PoolOfShares
+from ..model.share.steps import GivenKey, PoolOfShares
 from ..named import NamedTuple
 from ..store.rbd import ceph
 from ..tools import files
@@ -113,7 +113,7 @@ def _read(root: str, key: Key) -> Key:
 class Clients(CephFs):
     """The keys of a root's shares. The caller of a method that changes one holds the share's lock."""
 
-    def give(self, key: Key) -> dict[str, str]:
+    def give(self, key: Key) -> GivenKey:
         """Create a key; return it and the client's other settings, as `told` does.
 
         A VM has one key for a share: its key of the other access is removed. Raise LateAction if the VM got a
@@ -135,22 +135,16 @@ class Clients(CephFs):
             self.take(other)
         return self.told(key)
 
-    def told(self, key: Key) -> dict[str, str]:
-        """Return a noted key with monitors, file system, path, user, and `access` (ro or rw)."""
+    def told(self, key: Key) -> GivenKey:
+        """Return a noted key with what else a client needs."""
         user = key.user(self._tree)
         # The manager returns a key only to a named tenant, and lets no other tenant ask for that user.
         level = "r" if key.readonly else "rw"
         more = {"access_level": level, "tenant_id": self._tree.marker}
         secret = self._ask("authorize", key.image, auth_id=user, **more).strip()
         point("key given")
-        return {
-            "monitors": self._monitors(),
-            "fs": self._volume,
-            "path": str(self._info(key.image)["path"]),
-            "user": user,
-            "key": secret,
-            "access": "ro" if key.readonly else "rw",
-        }
+        path, access = str(self._info(key.image)["path"]), "ro" if key.readonly else "rw"
+        return GivenKey(self._monitors(), self._volume, path, user, secret, access)
 
     def lacking_for_keys(self) -> list[str]:
         """Return the verbs that the manager refuses us.

@@ -30,7 +30,8 @@ from ..errors import (
     here,
 )
 from ..model.share import names as share_names
-from ..model.share.share import Share, Snapshot, Tree, Use
+from ..model.share.share import Share, Tree, Use
+from ..model.share.steps import ShareSnapshot
 from ..model.store.access import MOUNTED
 from ..store.rbd import ceph
 from ..tools.effects import point
@@ -125,7 +126,7 @@ class CephFs(FileSystem):
         """Return all snapshots, whatever made them, except those with names that ours cannot have."""
         return sorted(name for name in self._names(image) if share_names.may_be_snapshot(name))
 
-    def known(self, image: int, name: str) -> Snapshot:
+    def known(self, image: int, name: str) -> ShareSnapshot:
         """Return a snapshot: its path below the subvolume, and its name below the content, which guests see.
 
         CephFS does not report the bytes that it alone keeps.
@@ -134,7 +135,7 @@ class CephFs(FileSystem):
         top = f"{self.root}/{share_names.tree(image)}"
         inside = share_names.inside(name, os.lstat(top).st_ino)
         made = parse_time(str(info["created_at"]))
-        return Snapshot(name, made, -1, f"{top}/{share_names.below(name)}", inside)
+        return ShareSnapshot(name, made, -1, f"{top}/{share_names.below(name)}", inside)
 
     def forget(self, image: int, name: str) -> None:
         self._ask("snapshot rm", image, snap_name=name, force=True)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any
 
 from ..errors import SemisharedError, ToolMissing
 from ..model.share.share import FIRST_UID, UIDS, Tree
-from ..model.share.steps import PoolOfShares, SeenRoot
+from ..model.share.steps import PoolOfShares, RootOnHost, SeenRoot, SeenShareHost
 from ..store.dir import marker
 from ..tools import mounts
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
@@ -55,34 +54,34 @@ def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> SeenRoot:
     return SeenRoot(lacking, marker.said(tree.root).cloud, fs.lapsed(), promised, pools)
 
 
-def of_host(roots: tuple[str, ...]) -> dict[str, Any]:
+def of_host(roots: tuple[str, ...]) -> SeenShareHost:
     """Return what doctor judges of this host.
 
     That is each root, or why it is unreadable; the daemon; namespaces; and overlaps with guests' users.
     """
-    hangs: dict[str, Any] = {"error": f"hangs: no answer within {LIMIT_S:.0f} s"}
-    return {
-        "roots": {root: unless_it_hangs(partial(_root, root), hangs) for root in roots},
-        "daemon": _daemon(),
-        "namespaces": int(_text(NAMESPACES) or 1),
-        "profile": _text(PROFILE),
-        "taken": [row for path in SUBIDS for row in taken(path, _text(path))],
-    }
+    hangs = RootOnHost(error=f"hangs: no answer within {LIMIT_S:.0f} s")
+    return SeenShareHost(
+        {root: unless_it_hangs(partial(_root, root), hangs) for root in roots},
+        _daemon(),
+        int(_text(NAMESPACES) or 1),
+        _text(PROFILE),
+        [row for path in SUBIDS for row in taken(path, _text(path))],
+    )
 
 
-def _root(root: str) -> dict[str, Any]:
+def _root(root: str) -> RootOnHost:
     if not os.path.isdir(root):
-        return {"there": False}
+        return RootOnHost()
     try:
         flags, found = os.statvfs(root).f_flag, marker.read(root)
         mount = mounts.of(root)
         lacks = [word for word, flag in SAFE.items() if not flags & flag]
         by_user = mount.type == "fuse.ceph-fuse" and "default_permissions" not in mount.options
-        return {"there": True, "marker": found, "lacks": lacks, "judged_by_user": by_user}
+        return RootOnHost(True, found, lacks, by_user)
     except SemisharedError as e:
-        return {"error": e.detail}
+        return RootOnHost(error=e.detail)
     except OSError as e:
-        return {"error": f"{root}: {e.strerror}"}
+        return RootOnHost(error=f"{root}: {e.strerror}")
 
 
 def _daemon() -> str:
@@ -100,7 +99,7 @@ def _text(path: str) -> str:
         return ""
 
 
-def taken(path: str, text: str) -> list[list[Any]]:
+def taken(path: str, text: str) -> list[tuple[str, str, int, int]]:
     """Return path, name, first and last user of each line of /etc/subuid or subgid within guests' users."""
     rows = []
     for line in text.splitlines():
@@ -109,5 +108,5 @@ def taken(path: str, text: str) -> list[list[Any]]:
         if first.isdigit() and count.isdigit() and int(count):
             last = int(first) + int(count) - 1
             if last >= FIRST_UID and int(first) < FIRST_UID + UIDS * owners.RANGES:
-                rows.append([path, name, int(first), last])
+                rows.append((path, name, int(first), last))
     return rows

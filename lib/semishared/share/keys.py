@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from ..errors import BadRecord, MissingImage, SemisharedError, ShareRefused
+from ..model.refs import Refusal
 from ..model.share.share import Tree
-from ..model.share.steps import TakenKeys
+from ..model.share.steps import GivenKey, HeldKey, HeldKeys, TakenKeys
 from . import ceph_clients, life
 from .ceph_clients import Clients, Key
 
@@ -21,7 +22,7 @@ with the share would wait for that.
 """
 
 
-def give(tree: Tree, number: int, source: str, vm: int, readonly: bool, seq: int = -1) -> dict[str, str]:
+def give(tree: Tree, number: int, source: str, vm: int, readonly: bool, seq: int = -1) -> GivenKey:
     """Create a key for a ready share; return it with what a client needs.
 
     Raise ShareRefused if the share is not at `source`: an oned with a restored database reuses ids.
@@ -30,7 +31,7 @@ def give(tree: Tree, number: int, source: str, vm: int, readonly: bool, seq: int
         return clients.give(Key(number, vm, readonly, seq))
 
 
-def shown(tree: Tree, number: int, source: str, vm: int) -> dict[str, str]:
+def shown(tree: Tree, number: int, source: str, vm: int) -> GivenKey:
     """Return the key that a VM has, as `give`; raise MissingImage if it has none."""
     with _held(tree, number, source) as clients:
         known = [key for key in ceph_clients.listed(tree.root) if (key.image, key.vm) == (number, vm)]
@@ -73,13 +74,12 @@ def take(tree: Tree, number: int, vm: int, seq: int = -1) -> TakenKeys:
     return TakenKeys(taken)
 
 
-def listed(tree: Tree) -> dict[str, list[dict[str, object]]]:
+def listed(tree: Tree) -> HeldKeys:
     """Return all keys with their holders, and what is `wrong` with a key's note."""
     life.checked(tree)
-    return {"keys": [_row(key, tree) for key in ceph_clients.listed(tree.root)]}
+    return HeldKeys([_held_key(key, tree) for key in ceph_clients.listed(tree.root)])
 
 
-def _row(key: Key, tree: Tree) -> dict[str, object]:
-    row = {**key._asdict(), "user": key.user(tree)}
-    wrong = row.pop("wrong")
-    return {**row, "wrong": {"id": BadRecord.id, "detail": wrong}} if wrong else row
+def _held_key(key: Key, tree: Tree) -> HeldKey:
+    wrong = Refusal(BadRecord.id, key.wrong) if key.wrong else None
+    return HeldKey(key.image, key.vm, key.readonly, key.seq, key.user(tree), wrong)

@@ -26,9 +26,19 @@ from ..errors import (
     ToolFailed,
     here,
 )
+from ..model.refs import Refusal
 from ..model.share import names as share_names
-from ..model.share.share import Share, Snapshot, Tree
-from ..model.share.steps import MadeShare, MarkedRoot, RemovedShare, ResizedShare
+from ..model.share.share import Share, Tree
+from ..model.share.steps import (
+    ListedShare,
+    MadeShare,
+    MarkedRoot,
+    RemovedShare,
+    ResizedShare,
+    Shares,
+    ShareSnapshot,
+    ShareSnapshots,
+)
 from ..named import NamedTuple
 from ..store.dir import marker
 from ..tools import files, locks
@@ -256,15 +266,11 @@ def resize(tree: Tree, number: int, size: int) -> ResizedShare:
         return ResizedShare(known.share.size)
 
 
-def listed(tree: Tree) -> dict[str, object]:
-    """Return the root's `cloud`, if noted, and a row for each share; `used` is -1 if unknown.
-
-    A share with an error has it in `wrong`, and hides no other.
-    """
+def listed(tree: Tree) -> Shares:
+    """Return the shares of a root; one with an error has it in `wrong`, and hides no other."""
     fs = checked(tree)
     rows = [_row(fs, tree, image) for image in _images(tree)]
-    cloud = marker.said(tree.root).cloud
-    return {"shares": [row for row in rows if row], **({"cloud": cloud} if cloud else {})}
+    return Shares([row for row in rows if row], marker.said(tree.root).cloud)
 
 
 def _images(tree: Tree) -> list[int]:
@@ -273,36 +279,38 @@ def _images(tree: Tree) -> list[int]:
     return sorted(number for number in map(share_names.image_of, names) if number >= 0)
 
 
-def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
+def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[ListedShare]:
     try:
         known = read(tree, image)
-        if not known or not known.source:
-            return known and {**known.share.to_data(), "source": "", "used": -1}
-        if known.share.directory:
-            return {**known.share.to_data(), "source": known.source, "used": -1}
+        if not known or not known.source or known.share.directory:
+            return known and _listed(known)
         kept, use = fs.snapshot_names(image), fs.use(image)
         # A resize may have happened meanwhile.
         known = read(tree, image) or known
-        row = {**known.share.to_data(), "source": known.source, "used": use.used, "snapshots": kept}
-        return {**row, **_not_held(tree, known.share, use.limit)}
+        wrong = _not_held(tree, known.share, use.limit)
+        return _listed(known)._replace(used=use.used, snapshots=kept, wrong=wrong)
     except (ToolFailed, MissingImage, BadRecord, NoQuota) as e:
-        wrong = {"used": -1, "wrong": {"id": e.id, "detail": e.detail}}
+        wrong = Refusal(e.id, e.detail)
     try:
         # A removal may have happened meanwhile.
         known = read(tree, image)
     except BadRecord:
-        return {"image": image, "owner": -1, "born": -1, "size": -1, "source": "", **wrong}
-    return known and {**known.share.to_data(), "source": known.source, **wrong}
+        return ListedShare(image, owner=-1, born=-1, size=-1, source="", used=-1, wrong=wrong)
+    return known and _listed(known)._replace(wrong=wrong)
 
 
-def _not_held(tree: Tree, share: Share, limit: int) -> dict[str, object]:
+def _listed(known: Record) -> ListedShare:
+    return ListedShare(**known.share._asdict(), source=known.source, used=-1)
+
+
+def _not_held(tree: Tree, share: Share, limit: int) -> Optional[Refusal]:
     """Return what is wrong if a share has another limit: quotas were off, or a resize was killed."""
     if not tree.backend.holds_to_size or limit == share.size:
-        return {}
+        return None
     to = f"held to {human(limit)}" if limit >= 0 else "held to nothing"
     mend = f"`semishared share resize {share.image} {share.size // MiB}M` holds it to that"
     detail = f"the share of image {share.image} is {to}, not to {human(share.size)}: {mend}"
-    return {"wrong": {"id": NoQuota.id, "detail": detail}}
+    return Refusal(NoQuota.id, detail)
 
 
 def promised(tree: Tree) -> int:
@@ -336,7 +344,7 @@ def _check(name: str) -> None:
         )
 
 
-def make_snapshot(tree: Tree, number: int, name: str) -> dict[str, object]:
+def make_snapshot(tree: Tree, number: int, name: str) -> ShareSnapshot:
     """Take a snapshot of a share; return what is known of it.
 
     Raise DataInTheWay if there is one of that name: it shows another moment.
@@ -351,24 +359,24 @@ def make_snapshot(tree: Tree, number: int, name: str) -> dict[str, object]:
             )
         fs.snapshot(number, name)
         point("snapshot made")
-        return fs.known(number, name)._asdict()
+        return fs.known(number, name)
 
 
-def list_snapshots(tree: Tree, number: int) -> dict[str, list[dict[str, object]]]:
+def list_snapshots(tree: Tree, number: int) -> ShareSnapshots:
     """Return the snapshots of a share; one with an error has it in `wrong`, and hides no other."""
     fs = checked(tree)
     made(tree, number)
     rows = [_snapshot_row(fs, number, name) for name in fs.snapshot_names(number)]
-    return {"snapshots": [row for row in rows if row]}
+    return ShareSnapshots([row for row in rows if row])
 
 
-def _snapshot_row(fs: FileSystem, number: int, name: str) -> dict[str, object] | None:
-    """Return the row of a snapshot, None if it is gone."""
+def _snapshot_row(fs: FileSystem, number: int, name: str) -> ShareSnapshot | None:
+    """Return what is known of a snapshot, None if it is gone."""
     try:
-        return fs.known(number, name)._asdict()
+        return fs.known(number, name)
     except (ToolFailed, MissingImage) as e:
-        wrong = {"id": e.id, "detail": e.detail}
-    row = {**Snapshot(name, -1, -1, "")._asdict(), "wrong": wrong}
+        wrong = Refusal(e.id, e.detail)
+    row = ShareSnapshot(name, -1, -1, "", "", wrong)
     return row if name in fs.snapshot_names(number) else None
 
 

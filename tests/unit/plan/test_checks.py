@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from semishared.model.share.share import Tree
-from semishared.model.share.steps import PoolOfShares
+from semishared.model.share.steps import PoolOfShares, RootOnHost, SeenShareHost
 from semishared.opennebula.xml import Datastore, Host, Image, View
 from semishared.plan.care import checks
 from semishared.plan.care.diagnosis import CLOUD, FENCE, POOL, SITE, Cloud, Fenced, OwnKey, Site
@@ -76,11 +76,11 @@ def made(fs: str = "btrfs", marker: str = "m", **more: Any) -> Made:
 
 
 def root(host: str = "h2", **more: Any) -> Seen:
-    return Seen({"there": True, "marker": "m", "lacks": [], "judged_by_user": False, **more}, made(), host)
+    return Seen(RootOnHost(True, "m")._replace(**more), made(), host)
 
 
 def share_host(libvirt: Any = (), **more: Any) -> ShareHost:
-    return ShareHost({"daemon": "d", "namespaces": 1, "profile": "", "taken": [], **more}, dict(libvirt))
+    return ShareHost(SeenShareHost({}, "d", 1, "", [])._replace(**more), dict(libvirt))
 
 
 BAD = "<SEMISHARED_PLACE>moon</SEMISHARED_PLACE>"

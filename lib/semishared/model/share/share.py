@@ -142,20 +142,6 @@ class Use(NamedTuple):
     limit: int
 
 
-class Snapshot(NamedTuple):
-    """A former state of a share."""
-
-    name: str
-    made: int
-    """Seconds since 1970; -1: unknown."""
-    alone: int
-    """Bytes that its removal would free; -1: unknown."""
-    path: str
-    """The path on machines that have the root mounted."""
-    in_guest: str = ""
-    """The path below a guest's mount of the share; '': the guest does not see it."""
-
-
 def tree(datastore: Datastore) -> Tree:
     """Return where a datastore has its shares; raise BadAttribute."""
     fs = a.FS.parsed(a.FS.text(datastore), f"datastore {datastore.id}")

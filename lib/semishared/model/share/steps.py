@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Tuple
+from typing import TYPE_CHECKING, Optional, Tuple
 
 from ...named import Named
-from ..refs import Step, looks
+from ..refs import Refusal, Step, looks
 from .share import Share, Tree
 
 if TYPE_CHECKING:
@@ -43,6 +43,56 @@ class ResizedShare(Named):
     before: int
 
 
+class ListedShare(Named):
+    """A share of a root, by its record (share.Share); -1 for each number of one that cannot be read."""
+
+    image: int
+    owner: int
+    born: int
+    size: int
+    source: str
+    """The share's path, '' until it is ready."""
+    used: int
+    """Bytes, -1 for a share that nobody has counted."""
+    stripes: Count = 0
+    object_size: Count = 0
+    pool: str = ""
+    directory: str = ""
+    readonly: bool = False
+    snapshots: Optional[list[str]] = None
+    """Their names; None for a share that nobody has asked for any."""
+    wrong: Optional[Refusal] = None
+
+
+class Shares(Named):
+    """The shares of a root."""
+
+    shares: list[ListedShare]
+    cloud: str = ""
+    """The OpenNebula that the root names, '' for none."""
+
+
+class ShareSnapshot(Named):
+    """A former state of a share."""
+
+    name: str
+    made: int
+    """Seconds since 1970, -1 for a snapshot that does not say."""
+    alone: int
+    """Bytes that its removal would free, -1 for a file system that does not say."""
+    path: str
+    """The path on machines that have the root mounted."""
+    in_guest: str
+    """The path below a guest's mount of the share; '': the guest does not see it."""
+    wrong: Optional[Refusal] = None
+
+
+class ShareSnapshots(Named):
+    """The snapshots of a share."""
+
+    snapshots: list[ShareSnapshot]
+
+
 class PoolOfShares(Named):
     """A data pool to which guests write by keys of their own (ceph_clients.Clients.pools)."""
 
@@ -65,6 +115,64 @@ class SeenRoot(Named):
     promised: tuple[int, int]
     """Bytes that all shares may hold together, and bytes that there are."""
     pools: dict[str, PoolOfShares]
+
+
+class RootOnHost(Named):
+    """What doctor judges of a root on a host whose guests have shares; `there` alone if it is no directory,
+    `error` alone if it cannot be looked at.
+    """
+
+    there: bool = False
+    marker: str = ""
+    lacks: list[str] = []
+    """Options of a mount that keep guests' files from having power there."""
+    judged_by_user: bool = False
+    """Whether the mount's daemon, and not the kernel, judges who may do what."""
+    error: str = ""
+
+
+class SeenShareHost(Named):
+    """What doctor judges of a host whose guests have shares."""
+
+    roots: dict[str, RootOnHost]
+    daemon: str
+    """The path of virtiofsd, '' for none."""
+    namespaces: int
+    """How many user namespaces a user may have."""
+    profile: str
+    """What the site lets libvirt do besides, by AppArmor."""
+    taken: list[tuple[str, str, int, int]]
+    """Users of guests that the host has promised to somebody: the file that says so, to whom, first, last."""
+
+
+class GivenKey(Named):
+    """A key of Ceph for a share, which is secret, and what else a client has to know."""
+
+    monitors: str
+    fs: str
+    path: str
+    user: str
+    key: str
+    access: str
+    """ro or rw."""
+
+
+class HeldKey(Named):
+    """The holder of a key for a share (ceph_clients.Key); the key itself is not told."""
+
+    image: int
+    vm: int
+    """-1: the holder is no VM."""
+    readonly: bool
+    seq: int
+    user: str
+    wrong: Optional[Refusal] = None
+
+
+class HeldKeys(Named):
+    """The keys for shares of a root."""
+
+    keys: list[HeldKey]
 
 
 class TakenKeys(Named):
@@ -125,14 +233,14 @@ class ResizeShare(Step[ResizedShare]):
 
 
 @looks
-class ListShares(Step[Any]):
+class ListShares(Step[Shares]):
     """Report all shares, with the bytes used of each, and of which cloud the root is."""
 
     tree: Tree
 
 
-class MakeSnapshot(Step[Any]):
-    """Keep what is in the share of an image now, as `name`; report the snapshot (shares.Snapshot)."""
+class MakeSnapshot(Step[ShareSnapshot]):
+    """Keep what is in the share of an image now, as `name`; report the snapshot."""
 
     tree: Tree
     number: int
@@ -140,7 +248,7 @@ class MakeSnapshot(Step[Any]):
 
 
 @looks
-class ListSnapshots(Step[Any]):
+class ListSnapshots(Step[ShareSnapshots]):
     """Report the snapshots of a share."""
 
     tree: Tree
@@ -168,7 +276,7 @@ class LookAtRoot(Step[SeenRoot]):
 
 
 @looks
-class LookAtShareHost(Step[Any]):
+class LookAtShareHost(Step[SeenShareHost]):
     """Report what a host has of what guests with shares need, and of each of `roots` whether it is there."""
 
     roots: Tuple[str, ...]
@@ -181,7 +289,7 @@ class MeasureRoot(Step["tuple[Count, Count, Count]"]):
     tree: Tree
 
 
-class GiveKey(Step[Any]):
+class GiveKey(Step[GivenKey]):
     """Get VM `vm` (-1: a client that is no VM) a Ceph key for the share of an image at `source`, and no more.
 
     Report it, with what else a client has to know (ceph_clients.Clients.give): it is secret.
@@ -196,7 +304,7 @@ class GiveKey(Step[Any]):
     """SEQ of the VM's last history record; refused if a key was given at a later one. -1: for no boot."""
 
 
-class ShowKey(Step[Any]):
+class ShowKey(Step[GivenKey]):
     """Report the key that a VM has for the share of an image, which is at `source`, as GiveKey does; none is
     given to one that has none.
     """
@@ -221,7 +329,7 @@ class TakeKeys(Step[TakenKeys]):
 
 
 @looks
-class ListKeys(Step[Any]):
+class ListKeys(Step[HeldKeys]):
     """Report the holders of `keys`: image, vm, readonly and user of each; not the keys."""
 
     tree: Tree

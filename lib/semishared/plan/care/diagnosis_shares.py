@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 from ...errors import BadAttribute
 from ...model.share import share
 from ...model.share.share import FIRST_UID, UIDS, Tree
-from ...model.share.steps import PoolOfShares
+from ...model.share.steps import PoolOfShares, RootOnHost, SeenShareHost
 from ...named import NamedTuple
 from ...opennebula.xml import Datastore, Image
 from ...units import human
@@ -121,7 +121,7 @@ def _offers(store: Datastore, pool: str) -> bool:
 class Seen(NamedTuple):
     """A root as a host sees it."""
 
-    seen: Mapping[str, Any]
+    seen: RootOnHost
     made: Made
     host: str = ""
 
@@ -129,7 +129,7 @@ class Seen(NamedTuple):
 class ShareHost(NamedTuple):
     """A host's answer to LookAtShareHost, and its libvirt's."""
 
-    answer: Mapping[str, Any]
+    answer: SeenShareHost
     libvirt: Mapping[str, Any] = {}
 
 
@@ -139,7 +139,7 @@ def _not_mounted(it: Seen) -> bool:
 
 
 def _is_there(it: Seen) -> bool:
-    return bool(it.seen["there"] and it.seen["marker"])
+    return bool(it.seen.there and it.seen.marker)
 
 
 def _taken(it: ShareHost) -> list[dict[str, object]]:
@@ -152,23 +152,23 @@ def _taken(it: ShareHost) -> list[dict[str, object]]:
             "owner": max(0, (first - FIRST_UID) // UIDS),
             "kind": "uids" if path.endswith("uid") else "gids",
         }
-        for path, name, first, last in it.answer["taken"]
+        for path, name, first, last in it.answer.taken
     ]
 
 
 def _confined(it: ShareHost) -> object:
     confines = "apparmor" in it.libvirt.get("confines", ())
-    return confines and WRAPPER not in it.answer["profile"] and {"wrapper": WRAPPER}
+    return confines and WRAPPER not in it.answer.profile and {"wrapper": WRAPPER}
 
 
 HOST: dict[str, Judge] = {
-    "share-answers": lambda it: [it.seen["error"]] if "error" in it.seen else [],
+    "share-answers": lambda it: [it.seen.error] if it.seen.error else [],
     "share-mounted": _not_mounted,
-    "share-own": lambda it: _is_there(it) and it.seen["marker"] != it.made.tree.marker,
-    "share-options": lambda it: _is_there(it) and " and ".join(it.seen["lacks"]),
-    "share-chown": lambda it: _is_there(it) and it.seen["judged_by_user"],
-    "virtiofsd": lambda it: not it.answer["daemon"],
-    "namespaces": lambda it: not it.answer["namespaces"],
+    "share-own": lambda it: _is_there(it) and it.seen.marker != it.made.tree.marker,
+    "share-options": lambda it: _is_there(it) and " and ".join(it.seen.lacks),
+    "share-chown": lambda it: _is_there(it) and it.seen.judged_by_user,
+    "virtiofsd": lambda it: not it.answer.daemon,
+    "namespaces": lambda it: not it.answer.namespaces,
     "ids-free": _taken,
     "qemu-virtiofs": lambda it: it.libvirt.get("virtiofs") is False,
     "wrapper": _confined,
@@ -176,7 +176,7 @@ HOST: dict[str, Judge] = {
 
 
 def of_hosts(
-    made: Sequence[Made], answers: Mapping[str, Mapping[str, Any]], libvirts: Mapping[str, Mapping[str, Any]]
+    made: Sequence[Made], answers: Mapping[str, SeenShareHost], libvirts: Mapping[str, Mapping[str, Any]]
 ) -> list[Finding]:
     """Judge hosts by their `answers` to LookAtShareHost, and their libvirts'."""
     found = []
@@ -184,10 +184,10 @@ def of_hosts(
         has_some = False
         for one in made:
             root = one.tree.root
-            seen = answer["roots"].get(root) if one.tree.marker else None
+            seen = answer.roots.get(root) if one.tree.marker else None
             if not one.by_hosts or seen is None:
                 continue
-            if one.tree.backend.is_one_hosts and not seen.get("marker", "error" in seen):
+            if one.tree.backend.is_one_hosts and not (seen.marker or seen.error):
                 continue
             has_some = True
             found += judged("root-seen!", HOST, Seen(seen, one, host), host, root=root, store=one.store.id)

@@ -9,12 +9,12 @@ lacks our mark.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping, Optional
+from typing import Iterator, Optional
 
 from ...model import steps as s
 from ...model.share import names as share_names
 from ...model.share.share import Tree
-from ...model.share.steps import RemoveShare, TakeKeys
+from ...model.share.steps import HeldKey, ListedShare, RemoveShare, TakeKeys
 from ...model.store import rbd_names
 from ...model.store.image_steps import DropSnapshot, PassingSnapshots, RemoveImage, StoredImage
 from ..image import images
@@ -143,19 +143,19 @@ class Shares:
     machine: str
     store: int
     tree: Tree
-    rows: tuple[dict[str, Any], ...]
-    keys: tuple[dict[str, Any], ...] = ()
+    rows: tuple[ListedShare, ...]
+    keys: tuple[HeldKey, ...] = ()
     cloud: str = ""
     """The OpenNebula that the root names: this one, as another's is not looked at; '' if it names none."""
 
 
-def is_of(row: Mapping[str, Any], store: int, having: int, born: int) -> bool:
+def is_of(row: ListedShare, store: int, having: int, born: int) -> bool:
     """Tell whether a share in datastore `store` belongs to the image of its id.
 
     `having`: the datastore of that image; `born`: when it was made (-1: unknown). An oned whose database was
     restored uses ids again, also in other datastores. An unreadable record does not say when.
     """
-    return store == having and (born < 0 or row["born"] in (-1, born))
+    return store == having and (born < 0 or row.born in (-1, born))
 
 
 def find_in_shares(shares: Shares, known: Known) -> Iterator[Finding]:
@@ -168,28 +168,27 @@ def find_in_shares(shares: Shares, known: Known) -> Iterator[Finding]:
     unknown = "" if shares.cloud else f"{shares.tree.root} does not say of which OpenNebula it is: {says_so}"
     stores = {image: store for store, image in known.images}
     for row in shares.rows:
-        image = int(row["image"])
-        path = row["source"] or f"{shares.tree.root}/{share_names.tree(image)}"
+        image = row.image
+        path = row.source or f"{shares.tree.root}/{share_names.tree(image)}"
         if image in stores and is_of(row, shares.store, stores[image], known.born.get(image, -1)):
             continue
         has = f"oned has another image {image}" if image in stores else f"oned has no image {image}"
         # A person judges an id that was used again.
-        is_left = not row["source"] and "wrong" not in row and image not in stores
-        kept = row.get("snapshots", ())
-        with_them = f", and {len(kept)} of its snapshots are there" if kept else ""
+        is_left = not row.source and not row.wrong and image not in stores
+        with_them = f", and {len(row.snapshots)} of its snapshots are there" if row.snapshots else ""
         reason = f"a killed action left it, and {has}" if is_left else f"{has}{with_them}"
         of_others = ("it stands for a directory of others, which stays", "its record")
-        what, it = of_others if row.get("directory") else ("it may hold somebody's data", "it")
+        what, it = of_others if row.directory else ("it may hold somebody's data", "it")
         held = "" if is_left else f"{what}: `semishared share drop {shares.store} {image}` removes {it}"
         keep = unknown or held
-        step = None if keep else RemoveShare(shares.tree, image, "", int(row["born"]))
-        yield _left(shares.machine, "share", path, reason, keep, step, max(0, int(row["used"])))
-    unread = {(key["image"], key["vm"]): key["wrong"]["detail"] for key in shares.keys if key.get("wrong")}
+        step = None if keep else RemoveShare(shares.tree, image, "", row.born)
+        yield _left(shares.machine, "share", path, reason, keep, step, max(0, row.used))
+    unread = {(key.image, key.vm): key.wrong.detail for key in shares.keys if key.wrong}
     for key in shares.keys:
-        image, vm, readonly = int(key["image"]), int(key["vm"]), bool(key["readonly"])
+        image, vm = key.image, key.vm
         if vm >= 0 and vm not in known.vms:
-            path = f"{shares.tree.root}/{share_names.key(image, vm, readonly)}"
-            reason = f"client.{key['user']} has a key for the share, and oned has no VM {vm}"
+            path = f"{shares.tree.root}/{share_names.key(image, vm, key.readonly)}"
+            reason = f"client.{key.user} has a key for the share, and oned has no VM {vm}"
             keep = unknown or known.why_not(vm) or _unread(image, vm, unread.get((image, vm), ""))
             yield _left(shares.machine, "key", path, reason, keep, TakeKeys(shares.tree, image, vm))
 

@@ -24,6 +24,7 @@ earlier SEQ leaves it alone (share/ceph_clients.py).
 from __future__ import annotations
 
 import re
+from typing import Optional
 
 from ... import NAME
 from ...errors import BadRecord, LateAction, MissingImage, SemisharedError, VmGone
@@ -39,7 +40,6 @@ from ...opennebula.xml import Datastore, Disk, Image, Vm
 from ..image import placement
 from ..libvirt.filesystems import check_tag
 
-TOLD = ("monitors", "fs", "path", "user", "key", "access")
 WORD = re.compile(r"[A-Za-z0-9_./:,\[\]=+\-]+\Z")
 """Words that need no quotes and cannot end them."""
 RUNS = (LcmState.RUNNING, LcmState.HOTPLUG, LcmState.HOTPLUG_NIC)
@@ -68,7 +68,7 @@ def directories(vm: Vm) -> list[Disk]:
 
 def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
     """Have a key for each share that the guest of a VM mounts itself, for its boot at `place`."""
-    mine, roots, lines, answers = [], [], list[str](), {}
+    mine, roots, lines, answers = [], [], list[str](), dict[int, Optional[share_steps.GivenKey]]()
     for disk in directories(vm):
         image = yield AskOned("image", disk.image_id)
         datastore = yield AskOned("datastore", image.store_id)
@@ -86,10 +86,12 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
         if disk is same[0][0]:
             reads = all(reads for _, reads in same)
             answers[disk.image_id] = yield from _key(vm, *facts, reads)
-        if not answers[disk.image_id]:
+        answer = answers[disk.image_id]
+        if not answer:
             continue
-        # This disk's own mode: by another disk the guest may still write.
-        answer = {**answers[disk.image_id], **({"access": "ro"} if reads_alone else {})}
+        if reads_alone:
+            # This disk's own mode: by another disk the guest may still write.
+            answer = answer._replace(access="ro")
         lines += [
             f"SEMISHARED_SHARE_{disk.id}_{name}='{value}'\n" for name, value in (("TAG", tag), *told(answer))
         ]
@@ -98,30 +100,31 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
     return Clients(found, "".join(lines).encode(), tuple(roots))
 
 
-def _key(vm: Vm, image: Image, datastore: Datastore, reads: bool) -> Part[dict[str, str]]:
-    """Have the key of a VM for a share; nothing for a running VM without one."""
+def _key(vm: Vm, image: Image, datastore: Datastore, reads: bool) -> Part[Optional[share_steps.GivenKey]]:
+    """Have the key of a VM for a share; None for a running VM without one."""
     where = (share.tree(datastore), image.id, image.source, vm.id)
     if vm.lcm_state not in RUNS:
-        (given,) = yield On(share.bridge(datastore), (share_steps.GiveKey(*where, reads, vm.seq),))
-        return dict(given)
+        give = share_steps.GiveKey(*where, reads, vm.seq)
+        return (yield from ask(share.bridge(datastore), give))
     try:
-        (shown,) = yield On(share.bridge(datastore), (share_steps.ShowKey(*where),))
+        return (yield from ask(share.bridge(datastore), share_steps.ShowKey(*where)))
     except MissingImage:
-        return {}
-    return dict(shown)
+        return None
 
 
-def told(answer: dict[str, str]) -> list[tuple[str, str]]:
-    """Return a share's variables by the answer of the machine that gives keys.
+def told(answer: share_steps.GivenKey) -> list[tuple[str, str]]:
+    """Return a share's variables; raise BadRecord."""
+    return [(name.upper(), value) for name, value in checked(answer)._asdict().items()]
 
-    Raise BadRecord for a value that is no shell word.
-    """
-    for name in TOLD:
-        if not WORD.match(answer[name]):
+
+def checked(answer: share_steps.GivenKey) -> share_steps.GivenKey:
+    """Return the answer of the machine that gives keys; raise BadRecord for a value that is no shell word."""
+    for name, value in answer._asdict().items():
+        if not WORD.match(value):
             raise BadRecord(
                 f"what clients are to be told of a share has {name} in a form that no client takes"
             )
-    return [(name.upper(), answer[name]) for name in TOLD]
+    return answer
 
 
 def or_taken_back(vm: Vm, plan: Plan) -> Plan:
