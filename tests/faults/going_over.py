@@ -30,6 +30,7 @@ from semishared.errors import SemisharedError
 from semishared.model.base.steps import DetachVm
 from semishared.model.device import names as device_names
 from semishared.model.device.steps import MoveLayers
+from semishared.model.leftover_steps import Discard, LookAround, SeenMachine
 from semishared.plan.care import gc_places
 
 from .cloud import STORE, SYSTEM, Cloud, until
@@ -571,11 +572,11 @@ class Move(Caller):
     def collect(self, live: Live) -> None:
         """Remove what gc finds on devices, if it would remove it."""
         location = posixpath.dirname(SYSTEM)
-        (seen,) = live.run({}, s.LookAround(location, (101,), (), False))
-        assert isinstance(seen, dict)
-        for item in seen["unlinked"]:
-            if item["replaced"] or not gc_places.why_unlinked_stays(item["vm"], {VM: "h1"}, ""):
-                live.run({}, s.Discard("unlinked", item["path"], location, item["vm"], item["seen"]))
+        (seen,) = live.run({}, LookAround(location, (101,), (), False))
+        assert isinstance(seen, SeenMachine)
+        for item in seen.unlinked:
+            if item.replaced or not gc_places.why_unlinked_stays(item.vm, {VM: "h1"}, ""):
+                live.run({}, Discard("unlinked", item.path, location, item.vm, item.seen))
 
     def follow(self, live: Live, then: str, domain: str) -> None:
         super().follow(live, NEXT, domain)

@@ -21,8 +21,10 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
 import pytest
 
 from semishared.errors import SemisharedError
+from semishared.model import answers
 from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
+from semishared.model.leftover_steps import LookAround
 from semishared.plan.care import gc
 
 from .cases import CASES as OTHER_CASES
@@ -120,12 +122,13 @@ def collect(rig: Rig, _env: object) -> None:
     """Find and remove what is left over, as `semishared gc` does."""
     location = rig.inside("")[:-1]
     for machine in ("a", "fe"):
-        (facts,) = plan(rig, machine, [s.LookAround(location, (101,), (rig.inside("100"),), False)], {})
+        (facts,) = plan(rig, machine, [LookAround(location, (101,), (rig.inside("100"),), False)], {})
         sources = frozenset(
             rig.inside(f"100/{path.name}") for path in rig.store().iterdir() if not path.name.startswith(".")
         )
         known = gc.Known({OTHER: "a"}, frozenset({(100, 1), (100, 2)}), sources)
-        for item in gc.find([gc.Machine(machine, location, facts, False)], known, 0, True):  # type: ignore[arg-type]
+        seen = answers.one(machine, LookAround, facts)
+        for item in gc.find([gc.Machine(machine, location, seen, False)], known, 0, True):
             if not item.keep:
                 plan(rig, machine, item.steps(), {})
 

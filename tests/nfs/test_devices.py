@@ -16,6 +16,7 @@ from semishared.errors import DeviceMissing
 from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
 from semishared.model.device import steps as device_steps
+from semishared.model.leftover_steps import LookAround
 
 ROOT = f"{LOCATION}/.semishared"
 BOOT = """
@@ -155,9 +156,7 @@ def test_a_device_that_fails_from_its_middle(host: Device) -> None:
         host.can_boot(first)
     (listed,) = host.on(base_steps.ListBases(ROOT))
     assert isinstance(listed, dict)
-    host.on(
-        s.LookAround(LOCATION, (101,), (), False), s.RemoveVm(3, third.vm_dir), s.RemoveVm(1, first.vm_dir)
-    )
+    host.on(LookAround(LOCATION, (101,), (), False), s.RemoveVm(3, third.vm_dir), s.RemoveVm(1, first.vm_dir))
 
     # It comes back whole: what it has is used again.
     host.script("umount -l /mnt/a")

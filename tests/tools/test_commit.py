@@ -29,6 +29,7 @@ from semishared.errors import (
 from semishared.model import steps as s
 from semishared.model.base.steps import EvictBase
 from semishared.model.disk import commit_steps as c
+from semishared.model.leftover_steps import Discard
 from semishared.model.store.image_steps import GrowImage, NoteEpoch
 from semishared.tools import inventory, qemu_img
 from tools.test_host_transfer import carry
@@ -541,7 +542,7 @@ def test_what_a_killed_move_has_set_aside_is_kept_when_gc_takes_it(world: World)
     aside = f"{os.path.dirname(disk.vm_dir)}/.outgoing-5-ab12ab12ab12"
     os.rename(disk.vm_dir, aside)
     seen = str(inventory.newest(aside)[0])
-    world.on(s.Discard("outgoing", aside, str(world.location), 5, seen))
+    world.on(Discard("outgoing", aside, str(world.location), 5, seen))
     assert not os.path.exists(aside)
     (found,) = kept(world)
     world.on(c.FinishDisk(s.DiskRef(5, 1, found["path"])))

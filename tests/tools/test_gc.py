@@ -18,7 +18,9 @@ from typing import Iterable
 
 import pytest
 
+from semishared.model import answers
 from semishared.model import steps as s
+from semishared.model.leftover_steps import Discard, LookAround
 from semishared.plan.care import gc
 from semishared.tools import files
 from tools.world import World
@@ -32,10 +34,9 @@ def snapshot(top: Path) -> set[str]:
 
 
 def machine(world: World) -> gc.Machine:
-    step = s.LookAround(str(world.location), (101, 103), (str(world.store),), False)
+    step = LookAround(str(world.location), (101, 103), (str(world.store),), False)
     (facts,) = world.on(step)
-    assert isinstance(facts, dict)
-    return gc.Machine("here", str(world.location), facts, False)
+    return gc.Machine("here", str(world.location), answers.one("here", LookAround, facts), False)
 
 
 def find(
@@ -281,5 +282,5 @@ def test_what_a_living_process_has_staged_is_left_alone(busy: World) -> None:
         os.utime(path, (1, 1))
     assert {item.path for item in collect(busy, older_than=3600)} & {*living, gone} == {gone}
     assert [os.path.exists(path) for path in (*living, gone)] == [True, True, True, False]
-    step = s.Discard("staged", living[2], str(busy.location), -1, str(10**9))
+    step = Discard("staged", living[2], str(busy.location), -1, str(10**9))
     assert busy.on(step) == [{"removed": False}], "nor by a plan that did not know"

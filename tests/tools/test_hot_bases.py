@@ -21,6 +21,7 @@ from semishared.host import leftovers
 from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
 from semishared.model.device import steps as device_steps
+from semishared.model.leftover_steps import Discard, LookAround, Unlinked
 from semishared.model.vm import hypervisor_steps as h
 from semishared.table import carry_out
 from semishared.vmm.on_host import Work
@@ -62,11 +63,9 @@ def copies(pool: Pool) -> list[str]:
     return sorted(path.name for path in Path(memory(pool)).glob(".semishared/hot/*"))
 
 
-def unlinked(world: World) -> list[dict[str, str]]:
+def unlinked(world: World) -> list[Unlinked]:
     """Return what `gc` finds on devices that belongs to nothing."""
-    found = leftovers.look_around(s.LookAround(str(world.location), (101,), (), False))["unlinked"]
-    assert isinstance(found, list)
-    return found
+    return leftovers.look_around(LookAround(str(world.location), (101,), (), False)).unlinked
 
 
 def said(world: World, disk: s.DiskRef) -> dict[str, str]:
@@ -205,9 +204,9 @@ def test_a_copy_goes_with_its_base_and_one_without_is_left_over(world: World, po
     world.on(s.RemoveVm(5, world.disk().vm_dir))
     aside = base.with_name("aside")
     base.rename(aside)
-    (left,) = [item for item in unlinked(world) if item["path"].startswith(memory(pool))]
-    assert left["path"] == f"{memory(pool)}/.semishared/hot/{base.name}"
-    (done,) = world.on(s.Discard("unlinked", left["path"], str(world.location), -1, left["seen"]))
+    (left,) = [item for item in unlinked(world) if item.path.startswith(memory(pool))]
+    assert left.path == f"{memory(pool)}/.semishared/hot/{base.name}"
+    (done,) = world.on(Discard("unlinked", left.path, str(world.location), -1, left.seen))
     assert done == {"removed": True} and copies(pool) == []
 
 

@@ -26,6 +26,7 @@ from semishared.host import vm_sizes
 from semishared.model import steps as s
 from semishared.model.base.steps import ListBases, ReportDisks
 from semishared.model.device import steps as device_steps
+from semishared.model.leftover_steps import LookAround
 from semishared.wire import session
 from system.test_monitoring import HANG
 from tools.test_lost_device import apart, can_boot
@@ -158,7 +159,7 @@ def test_a_device_that_hangs_costs_its_own_vms_and_nobody_waits_for_it(world: Wo
             ListBases(str(world.root)),
             device_steps.ListHeld(str(world.root)),
         )
-        world.on(s.LookAround(str(world.location), (101,), (), libvirt=False))
+        world.on(LookAround(str(world.location), (101,), (), libvirt=False))
         assert f"device {lost} is hung" in host_probe.report(str(world.location))
         assert vm_sizes.report(str(world.system)).count("VM = ") >= 3
         with pytest.raises(BadPool, match=f"{lost} on .* is hung: it does not answer"):

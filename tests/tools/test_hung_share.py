@@ -36,7 +36,7 @@ sys.path.insert(0, {lib!r})
 from functools import partial
 from semishared.cli import doctor
 from semishared.host import leftovers
-from semishared.model.steps import LookAround
+from semishared.model.leftover_steps import LookAround
 from semishared.tools import ending, hung_store
 leftovers.unless_it_hangs = doctor.unless_it_hangs = partial(hung_store.unless_it_hangs, limit_s=0.5)
 store, other = {stores!r}
@@ -44,7 +44,7 @@ with doctor.tokens([store, other]) as token:
     print(os.listdir(other) == [token])
 for marker in ("0" * 32, ""):
     found = leftovers.look_around(LookAround({location!r}, (101,), (store, other), False, (marker, "")))
-    print(len(found["stores"]), *(refused["id"] + ": " + refused["detail"] for refused in found["refused"]))
+    print(len(found.stores), *(refused.id + ": " + refused.detail for refused in found.refused))
 sys.stdout.flush()
 ending.ended(1)
 """

@@ -22,6 +22,7 @@ from semishared.front import stores
 from semishared.install import preflight
 from semishared.model import steps as s
 from semishared.model.disk import commit_steps as c
+from semishared.model.leftover_steps import LookAround
 from semishared.model.store import datastore_steps as d
 from semishared.model.store import image_steps as i
 from semishared.model.store.access import Access
@@ -125,7 +126,7 @@ class Site:
             "save a clone": lambda: s.SaveDisk(self.clone, new(), "raw", ""),
             "save in place": lambda: s.SaveDisk(self.in_place, new(), "raw", ""),
             "describe a clone": lambda: s.DescribeDisk(self.clone, ""),
-            "look around": lambda: s.LookAround(str(world.location), (), (store,), False, (STORE_ID,)),
+            "look around": lambda: LookAround(str(world.location), (), (store,), False, (STORE_ID,)),
             "measure": lambda: d.MeasureStore(image.access, store),
             "check the store": lambda: d.CheckStore(image.access, store),
             # What changes something, from the least to the most.

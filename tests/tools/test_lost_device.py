@@ -23,6 +23,7 @@ from semishared.model.base import steps as base_steps
 from semishared.model.base.steps import EvictBase
 from semishared.model.device import steps as device_steps
 from semishared.model.disk.commit_steps import CreateDiff
+from semishared.model.leftover_steps import LookAround
 from semishared.vmm import records as vmm_records
 from semishared.wire.session import Session
 from tools.test_pool import Pool, carry, device_of
@@ -203,7 +204,7 @@ def test_nothing_is_written_below_a_mount_point_where_nothing_is_mounted(world: 
     assert about_to_boot(world) == []
     world.on(s.RemoveVm(5, overlay.vm_dir), s.RemoveVm(9, diff.vm_dir))
     assert list(world.system.glob(".kept-9-*")), "its device may come back"
-    world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    world.on(LookAround(str(world.location), (101, 103), (), False))
     assert [os.listdir(path) for path in pool.paths] == [[]] * 3
 
 
@@ -297,7 +298,7 @@ def test_a_dying_device_takes_nothing_new_and_holds_nobody_else_up(
         can_boot(world, number)
     # What looks at all of a host, and at other VMs than those of the device.
     world.on(base_steps.ListBases(str(world.root)), base_steps.ReportDisks(str(world.location), (101, 103)))
-    world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    world.on(LookAround(str(world.location), (101, 103), (), False))
     carry(world.disk(6).vm_dir, str(world.location / "103" / "6"), 6, (1,))
     qemu_io(f"{world.location}/103/6/disk.1", "qcow2", "read -P 0x32 1M 64k")
     world.on(s.RemoveVm(7, world.disk(7).vm_dir), s.RemoveVm(6, str(world.location / "103" / "6")))

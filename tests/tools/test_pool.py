@@ -43,6 +43,7 @@ from semishared.model.device import names as device_names
 from semishared.model.device import steps as device_steps
 from semishared.model.device.classes import Want
 from semishared.model.disk.commit_steps import CreateDiff, FinishDisk
+from semishared.model.leftover_steps import Discard, LookAround
 from semishared.named import to_data
 from semishared.opennebula import args
 from semishared.plan.base import eviction
@@ -310,7 +311,7 @@ def test_a_diff_whose_device_is_away_is_kept_when_its_vm_is_deleted(world: World
     world.on(s.RemoveVm(5, disk.vm_dir))
     (kept,) = world.system.glob(".kept-5-*")
     subprocess.run(["mount", "--move", pool.aside(), lost], check=True)
-    (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    (seen,) = world.on(LookAround(str(world.location), (101, 103), (), False))
     assert isinstance(seen, dict) and all(item["vm"] == -1 for item in seen["unlinked"]), "no layers"
     world.on(FinishDisk(s.DiskRef(5, 1, str(kept))))
     qemu_io(image.source, "raw", "read -P 0x77 2M 64k")
@@ -434,12 +435,12 @@ def test_what_a_device_held_while_it_was_away_is_found_when_it_is_back(world: Wo
     world.on(s.RemoveVm(5, disk.vm_dir))
     world.clone(world.image(), world.disk(6))
     aside.rename(link)
-    (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    (seen,) = world.on(LookAround(str(world.location), (101, 103), (), False))
     assert isinstance(seen, dict)
     found = {item["path"]: item for item in seen["unlinked"]}
     assert sorted(item["vm"] for item in found.values()) == [-1, 5]
     for path, item in found.items():
-        (done,) = world.on(s.Discard("unlinked", path, str(world.location), item["vm"], item["seen"]))
+        (done,) = world.on(Discard("unlinked", path, str(world.location), item["vm"], item["seen"]))
         assert done == {"removed": True} and not os.path.exists(path)
     qemu_io(world.disk(6).path, "qcow2", "read -P 0xa1 1M 64k")
 
@@ -451,13 +452,13 @@ def test_what_killed_actions_left_in_a_base_on_a_device_is_removed_there(world: 
     left = [base / "leases" / "9-1", base / "leases" / ".staged-5-2.x"]
     for path in left:
         os.link(base / "image", path)
-    (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    (seen,) = world.on(LookAround(str(world.location), (101, 103), (), False))
     assert isinstance(seen, dict)
     (found,) = seen["root"]["bases"]
     lease = next(item for item in found["leases"] if item["vm"] == 9)
     for kind, item in [("lease", lease), *(("staged", item) for item in found["staged"])]:
         vm = 9 if kind == "lease" else -1
-        assert world.on(s.Discard(kind, item["path"], str(world.location), vm, item.get("seen", ""))) == [
+        assert world.on(Discard(kind, item["path"], str(world.location), vm, item.get("seen", ""))) == [
             {"removed": True}
         ]
     assert not any(map(os.path.lexists, left)) and world.leases() == [f"{base.name}/5-1"]
@@ -467,7 +468,7 @@ def test_what_killed_actions_left_in_a_base_on_a_device_is_removed_there(world: 
     (elsewhere / "leases" / "9-1").touch()
     base.with_name("100-9-x").symlink_to(elsewhere)
     with pytest.raises(UnexpectedLink):
-        world.on(s.Discard("lease", f"{base.with_name('100-9-x')}/leases/9-1", str(world.location), 9, ""))
+        world.on(Discard("lease", f"{base.with_name('100-9-x')}/leases/9-1", str(world.location), 9, ""))
     assert (elsewhere / "leases" / "9-1").exists()
 
 
@@ -481,11 +482,11 @@ def test_an_unpublished_link_to_a_base_goes_alone(world: World, pool: Pool) -> N
     left = [base.with_name(f".staged-{base.name}.x"), world.root / "staging" / ".staged-100-7.x"]
     for path in left:
         path.symlink_to(os.readlink(base))
-    (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    (seen,) = world.on(LookAround(str(world.location), (101, 103), (), False))
     assert isinstance(seen, dict) and seen["root"]["staging"] == [] and len(seen["root"]["bases"]) == 1
     assert sorted(item["path"] for item in seen["staged"]) == sorted(map(str, left))
     for item in seen["staged"]:
-        world.on(s.Discard("staged", item["path"], str(world.location), -1, item["seen"]))
+        world.on(Discard("staged", item["path"], str(world.location), -1, item["seen"]))
     assert not pool.leftovers()
     qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")
 
@@ -697,12 +698,12 @@ def test_killed_at_every_point_and_done_again(
         assert len([path for path in pool.layers() if f"/{number}-1-" in path]) == wanted, f"killed at {name}"
         *_, seen = world.on(
             *(s.RemoveVm(number, path) for path in there),
-            s.LookAround(str(world.location), (101, 103), (), False),
+            LookAround(str(world.location), (101, 103), (), False),
         )
         assert isinstance(seen, dict) and seen["unlinked"] == [], f"killed at {name}"
         for item in seen["root"]["staging"]:
             assert name in ("base linked", "base renamed on its device"), "its link is left, for gc"
-            world.on(s.Discard("staging", item["path"], str(world.location), -1, item["seen"]))
+            world.on(Discard("staging", item["path"], str(world.location), -1, item["seen"]))
         assert not pool.leftovers(), f"killed at {name}"
 
 

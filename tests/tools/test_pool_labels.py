@@ -19,9 +19,9 @@ from semishared.device import label as device_label
 from semishared.device import offline
 from semishared.errors import BadPool, NoSpace, SemisharedError
 from semishared.host import probe
-from semishared.model import steps as s
 from semishared.model.device import names as device_names
 from semishared.model.device import steps as device_steps
+from semishared.model.leftover_steps import LookAround
 from semishared.plan.device import choose as plan
 from semishared.pool import labels
 from tools.test_pool import Pool, device_of
@@ -33,7 +33,7 @@ def label(path: Path) -> Path:
 
 
 def unlinked(world: World) -> list[str]:
-    (seen,) = world.on(s.LookAround(str(world.location), (101,), (), False))
+    (seen,) = world.on(LookAround(str(world.location), (101,), (), False))
     assert isinstance(seen, dict)
     return [str(item["path"]) for item in seen["unlinked"]]
 

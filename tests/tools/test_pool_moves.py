@@ -19,6 +19,7 @@ from semishared.model import steps as s
 from semishared.model.base.steps import EvictBase
 from semishared.model.device import steps as device_steps
 from semishared.model.disk.commit_steps import CreateDiff
+from semishared.model.leftover_steps import Discard, LookAround
 from semishared.tools import qemu_img
 from semishared.wire.session import Session
 from tools.test_pool import Pool, carry, check_content, device_of, of_its_own, prepared
@@ -213,10 +214,10 @@ def test_what_oned_begins_ends_a_move_and_is_done(world: World, pool: Pool, what
         assert move_disk(world, target).error == ""
         check_content(elsewhere_dir)
     assert not os.path.exists(directory)
-    (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    (seen,) = world.on(LookAround(str(world.location), (101, 103), (), False))
     assert isinstance(seen, dict)
     for item in seen["unlinked"]:
-        world.on(s.Discard("unlinked", item["path"], str(world.location), item["vm"], item["seen"]))
+        world.on(Discard("unlinked", item["path"], str(world.location), item["vm"], item["seen"]))
     assert len(pool.layers()) == (3 if what in ("move", "datastore") else 0)
 
 
@@ -326,7 +327,7 @@ def test_two_that_move_in_one_pool_are_not_at_work_together(world: World, pool: 
         )
         session.read()  # it asks, and waits
         assert move_disk(world, target, 5, 3).id == "SS163"
-        (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+        (seen,) = world.on(LookAround(str(world.location), (101, 103), (), False))
         assert isinstance(seen, dict) and seen["unlinked"] == []
         session.send(answer={})
         (answer,) = session.finish()
@@ -376,11 +377,11 @@ def test_killed_at_every_point_and_done_again(
         qemu_io(world.disk(number).path, "qcow2", f"read -P {number % 251} 1M 64k")
         if number % 2 == 0:
             # gc comes first, with nobody at work.
-            (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+            (seen,) = world.on(LookAround(str(world.location), (101, 103), (), False))
             assert isinstance(seen, dict)
             for item in seen["unlinked"]:
                 assert item["vm"] == -1 or item["replaced"], f"killed at {name}"
-                world.on(s.Discard("unlinked", item["path"], str(world.location), item["vm"], item["seen"]))
+                world.on(Discard("unlinked", item["path"], str(world.location), item["vm"], item["seen"]))
         if device_of(path) != str(other):
             act(world, pool, what, number, target)
         assert device_of(path) == str(other), f"killed at {name}"
@@ -388,13 +389,13 @@ def test_killed_at_every_point_and_done_again(
         if not died:
             break
         killed.append(name)
-        (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+        (seen,) = world.on(LookAround(str(world.location), (101, 103), (), False))
         assert isinstance(seen, dict)
         for item in seen["unlinked"]:
             assert name.startswith("published") or "switched" in name or "gone from" in name, (
                 f"killed at {name}: the old place"
             )
-            world.on(s.Discard("unlinked", item["path"], str(world.location), item["vm"], item["seen"]))
+            world.on(Discard("unlinked", item["path"], str(world.location), item["vm"], item["seen"]))
         world.on(
             s.RemoveVm(number, world.disk(number).vm_dir),
             EvictBase(str(world.root), base_of(world, number).name),

@@ -9,7 +9,7 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Type, TypeVar
 
 import pytest
 
@@ -19,6 +19,20 @@ from semishared.model.base import steps as base_steps
 from semishared.model.disk import names as disk_names
 from semishared.model.disk.place import IN_PLACE
 from semishared.model.disk.record import Record
+from semishared.model.leftover_steps import (
+    BaseStore,
+    Domains,
+    LookAround,
+    Seen,
+    SeenBase,
+    SeenClone,
+    SeenLease,
+    SeenMachine,
+    SeenSide,
+    SeenStore,
+    SeenVm,
+    Staged,
+)
 from semishared.model.store import datastore_steps as d
 from semishared.model.store import dir_names
 from semishared.model.store import image_steps as i
@@ -43,12 +57,10 @@ def test_a_datastore_with_many_images_is_looked_through(tmp_path: Path) -> None:
         (tmp_path / image_name(number)).touch()
         (side / image_name(number)).mkdir()
     (side / image_name(7) / disk_names.staged("manifest", "x")).touch()
-    found: Any = leftovers.look(str(tmp_path))
-    assert [len(found[key]) for key in ("images", "sides", "staged")] == [IMAGES, IMAGES, 1]
-    assert found["staged"][0]["path"] == f"{side}/{image_name(7)}/{disk_names.staged('manifest', 'x')}"
-    assert {row["path"] for row in found["sides"]} == {
-        f"{side}/{image_name(number)}" for number in range(IMAGES)
-    }
+    found = leftovers.look(str(tmp_path))
+    assert [len(rows) for rows in (found.images, found.sides, found.staged)] == [IMAGES, IMAGES, 1]
+    assert found.staged[0].path == f"{side}/{image_name(7)}/{disk_names.staged('manifest', 'x')}"
+    assert {row.path for row in found.sides} == {f"{side}/{image_name(number)}" for number in range(IMAGES)}
 
 
 @pytest.mark.fault(40, "2,000 VMs of a host are all in its report, and all seen by gc")
@@ -60,7 +72,7 @@ def test_a_host_with_many_vms_reports_them_all(world: World) -> None:
         Path(disk_names.record(vm_dir, 0)).write_text(json.dumps(record))
     report, around = world.on(
         base_steps.ReportDisks(str(world.location), (101,)),
-        s.LookAround(str(world.location), (101,), (str(world.store),), False),
+        LookAround(str(world.location), (101,), (str(world.store),), False),
     )
     assert {row["vm"] for row in report["vms"]} == set(range(VMS))  # type: ignore[index]
     assert {row["vm"] for row in around["vms"]} == set(range(VMS))  # type: ignore[index]
@@ -97,8 +109,11 @@ class Counted(str):
     __hash__ = str.__hash__
 
 
-def item(path: str, **more: Any) -> Dict[str, Any]:
-    return {"path": path, "seen": "1", "age": 9999, "bytes": 10, **more}
+Kind = TypeVar("Kind", bound=Seen)
+
+
+def item(kind: Type[Kind], path: str, /, **more: Any) -> Kind:
+    return kind(path=path, seen="1", age=9999, bytes=10, **more)
 
 
 def left_over(images: int, vms: int) -> tuple[List[gc.Finding], int]:
@@ -106,61 +121,23 @@ def left_over(images: int, vms: int) -> tuple[List[gc.Finding], int]:
     and VMs; and what it asked.
     """
     side, system = f"{LOCATION}/100/.semishared", f"{LOCATION}/101"
-    sides = [
-        {
-            **item(f"{side}/{image_name(at)}"),
-            "name": image_name(at),
-            "image": True,
-            "clones": [
-                {
-                    **item(f"{side}/{image_name(at)}/clones/{vms + at}-0"),
-                    "vm": vms + at,
-                    "disk": 0,
-                    "cloud": "",
-                }
-            ],
-        }
-        for at in range(images)
-    ]
-    staged = [item(f"{side}/{image_name(at)}/.staged-manifest.x") for at in range(images)]
-    store = {
-        "path": f"{LOCATION}/100",
-        "images": [],
-        "sides": sides,
-        "staged": staged,
-        "uploads": [],
-        "epochs": [],
-    }
+    sides = []
+    for at in range(images):
+        path = f"{side}/{image_name(at)}"
+        clone = item(SeenClone, f"{path}/clones/{vms + at}-0", vm=vms + at, disk=0, cloud="")
+        sides.append(item(SeenSide, path, name=image_name(at), clones=[clone], entries=[], image=True))
+    staged = [item(Staged, f"{side}/{image_name(at)}/.staged-manifest.x") for at in range(images)]
+    store = SeenStore(f"{LOCATION}/100", [], sides, staged, [], [])
     own = [
-        {
-            **item(f"{system}/{vm}"),
-            "system": 101,
-            "vm": vm,
-            "kind": "dir",
-            "entries": ["disk.0"],
-            "staged": [],
-        }
+        item(SeenVm, f"{system}/{vm}", system=101, vm=vm, kind="dir", entries=["disk.0"], staged=[])
         for vm in range(vms)
     ]
-    leases = [
-        {**item(f"{LOCATION}/.semishared/bases/100-1-a/leases/{vm}-0"), "vm": vm, "disk": 0}
-        for vm in range(vms)
-    ]
-    base = {
-        **item(f"{LOCATION}/.semishared/bases/100-1-a"),
-        "name": "100-1-a",
-        "leases": leases,
-        "staged": [],
-    }
+    path = f"{LOCATION}/.semishared/bases/100-1-a"
+    leases = [SeenLease(f"{path}/leases/{vm}-0", 9999, vm, 0) for vm in range(vms)]
+    base = item(SeenBase, path, name="100-1-a", staged=[], leases=leases)
     used = [Counted(f"{system}/{vm}/disk.0") for vm in range(vms // 2)]
-    facts = {
-        "open": used,
-        "root": {"bases": [base], "staging": [], "locks": []},
-        "vms": own,
-        "staged": [],
-        "stores": [store],
-        "domains": {"names": [], "files": used},
-    }
+    root, domains = BaseStore([base], [], []), Domains(files=list(used))
+    facts = SeenMachine(list(used), False, root, [], own, [], [], domains, [store], [])
     Counted.asked = 0
     return gc.find(
         [gc.Machine("h1", LOCATION, facts)], gc.Known({}, frozenset(), frozenset()), 0, True

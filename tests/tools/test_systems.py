@@ -18,9 +18,11 @@ from semishared.device import devices, folders, systems
 from semishared.disk import device_move
 from semishared.errors import SystemAway, ToolFailed, ToolTimeout
 from semishared.host import leftovers
+from semishared.model import answers
 from semishared.model import steps as s
 from semishared.model.device import steps as device_steps
 from semishared.model.disk.commit_steps import CreateDiff
+from semishared.model.leftover_steps import Discard, LookAround
 from semishared.plan.care import gc
 from semishared.tools.run import DIES_WITH_US
 from tools.test_hung_device import hanging
@@ -103,7 +105,7 @@ def test_one_that_is_not_mounted_any_more_is_not_an_empty_one(world: World, pool
     with pytest.raises(SystemAway, match=rf"/103 on \S+ is not mounted, and was \({note}\)"):
         folders.layers_links(str(world.location))
     assert not found(world), "nobody knows whose it is"
-    (facts,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
+    (facts,) = world.on(LookAround(str(world.location), (101, 103), (), False))
     assert isinstance(facts, dict) and [refused["id"] for refused in facts["refused"]] == [SystemAway.id]
     with pytest.raises(SystemAway):
         world.clone(world.image(), world.disk(6, 1, 103))
@@ -111,7 +113,7 @@ def test_one_that_is_not_mounted_any_more_is_not_an_empty_one(world: World, pool
     # Somebody looks when nothing is noted, and removes what was found when it is.
     note.rename(world.top / "note")
     steps = [step for finding in found(world) if not finding.keep for step in finding.steps()]
-    assert {step.kind for step in steps if isinstance(step, s.Discard)} == {"unlinked", "lease"}
+    assert {step.kind for step in steps if isinstance(step, Discard)} == {"unlinked", "lease"}
     (world.top / "note").rename(note)
     for step in steps:
         assert world.on(step) == [{"removed": False}]
@@ -144,10 +146,10 @@ def test_what_cannot_be_read_is_not_taken_for_somebody_elses(
 
 
 def found(world: World) -> list[gc.Finding]:
-    (facts,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
-    assert isinstance(facts, dict)
+    (facts,) = world.on(LookAround(str(world.location), (101, 103), (), False))
+    machine = gc.Machine("here", str(world.location), answers.one("here", LookAround, facts), False)
     known = gc.Known({5: "here"}, frozenset({(100, 7), (100, 9)}), frozenset())
-    seen = gc.find([gc.Machine("here", str(world.location), facts, False)], known, 0, True)
+    seen = gc.find([machine], known, 0, True)
     return [finding for finding in seen if finding.kind in ("unlinked", "lease")]
 
 

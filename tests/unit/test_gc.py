@@ -13,7 +13,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,6 +24,23 @@ from semishared.cli import main
 from semishared.config import Config
 from semishared.errors import BadArguments, HostUnreachable
 from semishared.model import steps as s
+from semishared.model.leftover_steps import (
+    BaseStore,
+    Discard,
+    Domains,
+    Seen,
+    SeenBase,
+    SeenClone,
+    SeenEpoch,
+    SeenLease,
+    SeenMachine,
+    SeenSide,
+    SeenStore,
+    SeenUpload,
+    SeenVm,
+    Staged,
+    Unlinked,
+)
 from semishared.opennebula.xml import Vm
 from semishared.plan.care import diagnosis, gc, gc_places, gc_stores
 from semishared.store import writers
@@ -33,39 +50,31 @@ LOCATION = "/ds"
 HEX = "0123456789abcdef" * 2
 
 
-def item(path: str, **more: Any) -> dict[str, Any]:
-    return {"path": path, "seen": "1", "age": 9999, "bytes": 10, **more}
+Kind = TypeVar("Kind", bound=Seen)
 
 
-def vm(number: int, kind: str = "dir", **more: Any) -> dict[str, Any]:
+def item(kind: type[Kind], path: str, /, **more: Any) -> Kind:
+    return kind(**{"path": path, "seen": "1", "age": 9999, "bytes": 10, **more})
+
+
+def vm(number: int, kind: str = "dir", **more: Any) -> SeenVm:
     name = str(number) if kind == "dir" else f".{kind}-{number}"
     facts: dict[str, Any] = {"system": 101, "vm": number, "kind": kind, "entries": ["disk.0"], "staged": []}
-    return item(f"{LOCATION}/101/{name}", **{**facts, **more})
+    return item(SeenVm, f"{LOCATION}/101/{name}", **{**facts, **more})
 
 
-def store(**more: Any) -> dict[str, Any]:
-    return {
-        "path": f"{LOCATION}/100",
-        "images": [],
-        "sides": [],
-        "staged": [],
-        "uploads": [],
-        "epochs": [],
-        **more,
-    }
+def side(name: str = HEX, *clones: SeenClone, image: bool) -> SeenSide:
+    path = f"{LOCATION}/100/.semishared/{name}"
+    return item(SeenSide, path, name=name, clones=list(clones), entries=[], image=image)
+
+
+def store(**more: Any) -> SeenStore:
+    return SeenStore(f"{LOCATION}/100", [], [], [], [], [])._replace(**more)
 
 
 def machine(name: str = "h1", **more: Any) -> gc.Machine:
-    facts = {
-        "open": [],
-        "root": {"bases": [], "staging": [], "locks": []},
-        "vms": [],
-        "staged": [],
-        "stores": [],
-        "domains": {"names": [], "files": []},
-        **more,
-    }
-    return gc.Machine(name, LOCATION, facts)
+    nothing = SeenMachine([], False, BaseStore([], [], []), [], [], [], [], Domains(), [], [])
+    return gc.Machine(name, LOCATION, nothing._replace(**more))
 
 
 def find(*machines: gc.Machine, older_than: int = 3600, all_seen: bool = True) -> list[gc.Finding]:
@@ -75,13 +84,14 @@ def find(*machines: gc.Machine, older_than: int = 3600, all_seen: bool = True) -
 
 def test_what_no_link_leads_to_goes_with_its_vm_and_what_is_of_a_base_at_once() -> None:
     place = "/mnt/a/.semishared"
-    there = [item(f"{place}/layers/{number}-0-0123456789ab", vm=number) for number in (5, 7, 8)]
-    there.append(item(f"{place}/bases/100-1-{HEX}", vm=-1))
-    found = find(machine(unlinked=there, domains={"names": ["one-8"], "files": []}))
+    names = [(f"layers/{number}-0-0123456789ab", number) for number in (5, 7, 8)]
+    names.append((f"bases/100-1-{HEX}", -1))
+    there = [item(Unlinked, f"{place}/{name}", vm=number, replaced=False) for name, number in names]
+    found = find(machine(unlinked=there, domains=Domains(["one-8"], [])))
     assert [(gone.vm, bool(gone.keep)) for gone in found] == [(5, True), (7, False), (8, True), (-1, False)]
-    assert found[1].steps() == [s.Discard("unlinked", f"{place}/layers/7-0-0123456789ab", LOCATION, 7, "1")]
+    assert found[1].steps() == [Discard("unlinked", f"{place}/layers/7-0-0123456789ab", LOCATION, 7, "1")]
     assert find(machine(unlinked=there), older_than=10000) == []
-    there[0]["replaced"] = True
+    there[0] = there[0]._replace(replaced=True)
     assert not find(machine(unlinked=there))[0].keep, "what a move of a disk has left is none of it"
 
 
@@ -90,15 +100,7 @@ def test_what_no_link_leads_to_goes_with_its_vm_and_what_is_of_a_base_at_once() 
 )
 def test_a_command_to_be_copied_is_quoted() -> None:
     for name, shown in ((".kept-7-0", ".kept-7-0"), (".kept-7-0; curl x|sh", "NAME")):
-        (kept,) = find(
-            machine(
-                vms=[
-                    item(
-                        f"{LOCATION}/101/{name}", system=101, vm=7, kind="kept", entries=["disk.0"], staged=[]
-                    )
-                ]
-            )
-        )
+        (kept,) = find(machine(vms=[vm(7, kind="kept", path=f"{LOCATION}/101/{name}")]))
         assert kept.keep == f"semishared commit 7, or semishared gc --discard {shown}"
     cookie = "it'; curl x|sh; '"
     locked = writers._locked_by_hand(writers.Locker("client.4", cookie, "10.0.0.1:0/1"), "one/one-7")
@@ -115,11 +117,11 @@ def test_vm_that_oned_does_not_know_goes_unless_a_domain_is_it_or_uses_it() -> N
     assert [s.to_data(step) for step in found.steps()] == [
         s.to_data(step) for step in (s.CheckNotRunning("one-7"), s.RemoveVm(7, "/ds/101/7"))
     ] and not found.keep
-    uses = {"names": ["other"], "files": ["/ds/101/7/disk.0"]}
-    for domains in ({"names": ["one-7"], "files": []}, uses, {"error": "no libvirtd"}):
+    uses = Domains(["other"], ["/ds/101/7/disk.0"])
+    for domains in (Domains(["one-7"], []), uses, Domains(error="no libvirtd")):
         (kept,) = find(machine(vms=[vm(7)], domains=domains))
         assert kept.keep, domains
-    found, _ = find(machine(vms=[vm(7)], domains={"names": ["one-77"], "files": ["/ds/101/77/disk.0"]}))
+    found, _ = find(machine(vms=[vm(7)], domains=Domains(["one-77"], ["/ds/101/77/disk.0"])))
     assert not found.keep, "VM 77 is another"
 
 
@@ -127,10 +129,8 @@ def test_vm_that_oned_does_not_know_goes_unless_a_domain_is_it_or_uses_it() -> N
     49, "a domain of which nothing is left but deleted files is named by gc, and how it is ended"
 )
 def test_a_domain_on_deleted_files_is_named() -> None:
-    domains = {
-        "names": ["one-7", "one-5", "theirs"],
-        "files": [f"/ds/101/{number}/disk.0" for number in (5, 7, 77)] + ["/srv/7/disk.0"],
-    }
+    files = [f"/ds/101/{number}/disk.0" for number in (5, 7, 77)] + ["/srv/7/disk.0"]
+    domains = Domains(["one-7", "one-5", "theirs"], files)
     found = find(machine(domains=domains, vms=[vm(77, kind="dir")]))
     (orphan,) = [gone for gone in found if gone.kind == "domain"]
     assert (orphan.vm, orphan.path) == (7, "/ds/101/7") and "virsh destroy one-7" in orphan.keep
@@ -142,16 +142,17 @@ def test_what_is_younger_than_the_limit_is_not_even_named() -> None:
     assert len(find(young, older_than=0)) == 2
 
 
+CLONE = item(SeenClone, f"/ds/100/.semishared/{HEX}/clones/7-1", vm=7, disk=1, cloud="")
+
+
 def test_clone_on_the_store_counts_the_domains_of_all_hosts() -> None:
-    clone = item(f"/ds/100/.semishared/{HEX}/clones/7-1", vm=7, disk=1, cloud="")
-    side = item(f"/ds/100/.semishared/{HEX}", name=HEX, clones=[clone], image=True)
-    front_end = machine("fe", stores=[store(sides=[side])])
+    front_end = machine("fe", stores=[store(sides=[side(HEX, CLONE, image=True)])])
     (found,) = find(front_end, machine("h1"))
     assert (found.kind, found.keep) == ("clone", "")
     for host in (
-        machine("h1", domains={"names": ["one-7"], "files": []}),
-        machine("h1", domains={"names": [], "files": [clone["path"]]}),
-        machine("h1", domains={"error": "no libvirtd"}),
+        machine("h1", domains=Domains(["one-7"], [])),
+        machine("h1", domains=Domains([], [CLONE.path])),
+        machine("h1", domains=Domains(error="no libvirtd")),
     ):
         assert find(front_end, host)[0].keep
     assert find(front_end, all_seen=False)[0].keep
@@ -161,11 +162,10 @@ def test_a_host_to_which_none_of_our_vms_comes_may_be_without_libvirt() -> None:
     """One of LXC, or of another cluster: what it has of ours stays, since nobody can say what uses it;
     elsewhere it is no reason.
     """
-    clone = item(f"/ds/100/.semishared/{HEX}/clones/7-1", vm=7, disk=1, cloud="")
-    front_end = machine(
-        "fe", stores=[store(sides=[item(f"/ds/100/.semishared/{HEX}", name=HEX, clones=[clone], image=True)])]
+    front_end = machine("fe", stores=[store(sides=[side(HEX, CLONE, image=True)])])
+    lxc = replace(
+        machine("lxc1", vms=[vm(8)], domains=Domains(error="virsh is not installed")), is_near=False
     )
-    lxc = replace(machine("lxc1", vms=[vm(8)], domains={"error": "virsh is not installed"}), is_near=False)
     assert [(found.kind, bool(found.keep)) for found in find(front_end, lxc)] == [
         ("clone", False),
         ("vm", True),
@@ -174,13 +174,13 @@ def test_a_host_to_which_none_of_our_vms_comes_may_be_without_libvirt() -> None:
 
 
 def test_image_that_is_reserved_or_on_its_way_keeps_its_side() -> None:
-    side = item(f"/ds/100/.semishared/{HEX}", name=HEX, clones=[], image=False)
-    assert [found.kind for found in find(machine(stores=[store(sides=[side])]))] == ["side"]
-    upload = item(f"/ds/100/.semishared/.uploads/{HEX}", name=HEX, held=True)
-    assert find(machine(stores=[store(sides=[side], uploads=[upload])])) == []
+    own = side(image=False)
+    assert [found.kind for found in find(machine(stores=[store(sides=[own])]))] == ["side"]
+    upload = item(SeenUpload, f"/ds/100/.semishared/.uploads/{HEX}", name=HEX, held=True)
+    assert find(machine(stores=[store(sides=[own], uploads=[upload])])) == []
     reserved = gc.Known({}, frozenset(), frozenset({f"/ds/100/{HEX}"}))
-    assert gc.find([machine(stores=[store(sides=[side])])], reserved, 0, True) == []
-    foreign = item("/ds/100/.semishared/notes", name="notes", clones=[], image=False)
+    assert gc.find([machine(stores=[store(sides=[own])])], reserved, 0, True) == []
+    foreign = side("notes", image=False)
     assert find(machine(stores=[store(sides=[foreign])])) == []
 
 
@@ -198,8 +198,8 @@ def test_what_is_not_ours_in_a_store_is_not_looked_into(
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", refusing)
-    found: Any = leftovers.look(str(tmp_path))
-    assert [image["name"] for image in found["images"]] == [HEX, f"{HEX}.snap"]
+    found = leftovers.look(str(tmp_path))
+    assert [image.name for image in found.images] == [HEX, f"{HEX}.snap"]
 
 
 def test_doctor_says_what_gc_could_not_look_at_unless_more_is_wrong_there() -> None:
@@ -213,11 +213,11 @@ def test_doctor_says_what_gc_could_not_look_at_unless_more_is_wrong_there() -> N
 
 
 def test_an_epoch_goes_with_its_vm_if_it_is_this_clouds_and_no_host_is_missing() -> None:
-    def epoch(number: int, cloud: str = "") -> dict[str, Any]:
-        return item(f"/ds/100/.semishared/.epochs/{number}-4", vm=number, cloud=cloud)
+    def epoch(number: int, cloud: str = "") -> SeenEpoch:
+        return item(SeenEpoch, f"/ds/100/.semishared/.epochs/{number}-4", vm=number, cloud=cloud)
 
     found = find(machine("fe", stores=[store(epochs=[epoch(5), epoch(7), epoch(8, "ab" * 16)])]))
-    assert [(one.kind, one.path, one.keep) for one in found] == [("epoch", epoch(7)["path"], "")]
+    assert [(one.kind, one.path, one.keep) for one in found] == [("epoch", epoch(7).path, "")]
     # It may be a host that has what the epoch warns of.
     assert find(machine("fe", stores=[store(epochs=[epoch(7)])]), all_seen=False) == []
 
@@ -243,7 +243,7 @@ def place(number: int, machine_name: str, *disks: int) -> dict[int, gc_places.Pl
     ],
 )
 def test_directory_of_a_vm_that_oned_has_elsewhere_goes_if_it_is_whole_there(
-    home: dict[str, Any] | None, stray: dict[str, Any], keep: str
+    home: SeenVm | None, stray: SeenVm, keep: str
 ) -> None:
     known = gc.Known({5: "h1"}, frozenset(), frozenset(), places=place(5, "h1", 0, 1))
     h1, h2 = machine("h1", vms=[home] if home else []), machine("h2", vms=[stray])
@@ -251,7 +251,7 @@ def test_directory_of_a_vm_that_oned_has_elsewhere_goes_if_it_is_whole_there(
     assert [(item.kind, item.keep.startswith(keep) if keep else item.keep) for item in found] == [
         ("stray", True if keep else "")
     ]
-    runs = machine("h2", vms=[stray], domains={"names": ["one-5"], "files": []})
+    runs = machine("h2", vms=[stray], domains=Domains(["one-5"], []))
     assert [item.keep for item in gc.find([h1, runs], known, 0, True) if item.machine == "h2"] != [""]
     # Nobody was asked, or oned is at work on it.
     assert (
@@ -356,7 +356,7 @@ def test_what_becomes_of_the_rest_where_a_machine_is_lost(
         monkeypatch.setattr(module, "Session", Sessions(lost))
     survey = command.Survey()
     survey.known = gc.Known({5: "h2"}, frozenset(), frozenset(), places=place(5, "h2", 0))
-    h1 = machine("h1", vms=[vm(5)], staged=[item("/ds/101/.staged-x")], domains={"names": [], "files": []})
+    h1 = machine("h1", vms=[vm(5)], staged=[item(Staged, "/ds/101/.staged-x")])
     found = gc.find([h1, machine("h2", vms=[vm(5, entries=["disk.0"])])], survey.known, 0, True)
     found.append(replace(found[0], kind="image", keep="it may be somebody's"))
     said = command.remove(found, Config(), survey)
@@ -377,12 +377,9 @@ def test_set_aside_directory_of_a_known_vm_is_kept_while_it_is_the_only_one() ->
 
 
 def test_lease_with_its_disk_or_a_staged_one_stays() -> None:
-    lease = {"path": "/ds/.semishared/bases/b/leases/5-0", "vm": 5, "disk": 0, "age": 9999}
-    root = {
-        "bases": [item("/ds/.semishared/bases/b", name="b", leases=[lease], staged=[])],
-        "staging": [],
-        "locks": [],
-    }
+    lease = SeenLease("/ds/.semishared/bases/b/leases/5-0", 9999, 5, 0)
+    base = item(SeenBase, "/ds/.semishared/bases/b", name="b", leases=[lease], staged=[])
+    root = BaseStore([base], [], [])
     for entries in (["disk.0"], ["disk.0.snap"], [".staged-disk.0.ab12"]):
         assert find(machine(root=root, vms=[vm(5, entries=entries)])) == []
     for entries in (["disk.00"], ["disk.1"], [".staged-disk.01.ab12"]):

@@ -435,5 +435,5 @@ def leftovers_found(config: Config, no_oned: bool) -> Leftovers:
     found = find(survey.machines, survey.known, OLD_S, not survey.errors)
     found += gc.elsewhere(survey, OLD_S, config)
     left = [item.bytes for item in found if not item.keep]
-    damaged = [(it.name, text) for it in survey.machines for text in it.facts.get("unreadable", ())]
+    damaged = [(it.name, text) for it in survey.machines for text in it.facts.unreadable]
     return len(left), human(sum(left)), survey.errors, damaged

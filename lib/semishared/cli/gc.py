@@ -22,6 +22,7 @@ from ..errors import BadArguments, HostUnreachable, OnedUnavailable, SemisharedE
 from ..model import steps as s
 from ..model.attributes import CLOUD, STORE
 from ..model.disk import commit_steps as c
+from ..model.leftover_steps import LookAround
 from ..model.share import share
 from ..model.share.steps import ListKeys, ListShares
 from ..model.store import access, image_steps, rbd_names, template
@@ -78,7 +79,7 @@ class Survey(on.Survey):
 
 class _Question(NamedTuple):
     host: str
-    step: s.LookAround
+    step: LookAround
     is_near: bool
     """VMs of ours may run there. Other machines may have nothing of ours, and need not answer."""
 
@@ -121,10 +122,10 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
                 survey.failed(host, answer)
             continue
         survey.machines.append(plan.Machine(host, step.location, answer, step.libvirt, is_near))
-        for refused in answer["refused"] if counts else ():
-            survey.failed(host, from_id(refused["id"], refused["detail"]))
-        if "error" in answer["domains"] and is_near:
-            survey.failed(host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
+        for refused in answer.refused if counts else ():
+            survey.failed(host, from_id(*refused))
+        if answer.domains.error and is_near:
+            survey.failed(host, SemisharedError(f"libvirt: {answer.domains.error}"))
     ours = on.ours(oned.datastores())
     survey.pools = pools_listed(ours, config, survey.failed)
     survey.shares = shares_listed(ours, config, survey.failed)
@@ -158,9 +159,9 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
         images = [store for store in stores if not store.is_system and not template.is_shares(store)]
         marked = sorted((absolute(one.base_path, "BASE_PATH"), STORE.text(one)) for one in images)
         shared, markers = tuple(path for path, _ in marked), tuple(store for _, store in marked)
-        look = s.LookAround(location, systems, shared, bool(here), markers)
+        look = LookAround(location, systems, shared, bool(here), markers)
         found.append(_Question(os.uname().nodename, look, are_near))
-        look = s.LookAround(location, systems, (), True)
+        look = LookAround(location, systems, (), True)
         found += [_Question(name, look, is_near) for name, is_near in hosts.items() if name not in here]
     return found
 
@@ -175,7 +176,7 @@ def known(
     images, hosts = oned.images(), {vm.id: vm.host for vm in oned.vms()}
     stored = [image for image in images if not access.is_path(image.source)]
     strangers = sorted(set(_strangers(machines, pools)) - set(hosts))
-    items = [(machine.name, item) for machine in machines for item in machine.facts["vms"]]
+    items = [(machine.name, item) for machine in machines for item in machine.facts.vms]
     places = {vm: place_now(oned, vm) for vm in sorted(gc_places.in_question(items, hosts))}
     return plan.Known(
         hosts,
@@ -206,9 +207,9 @@ def place_now(oned: Oned, vm: int) -> Optional[gc_places.Place]:
 def _strangers(machines: Sequence[plan.Machine], pools: Sequence[gc_stores.Pool]) -> Iterator[int]:
     """Yield the VMs of clones that do not name their cloud."""
     for machine in machines:
-        for store in machine.facts["stores"]:
-            for side in store.get("sides", ()):
-                yield from (clone["vm"] for clone in side["clones"] if not clone["cloud"])
+        for store in machine.facts.stores:
+            for side in store.sides:
+                yield from (clone.vm for clone in side.clones if not clone.cloud)
     for pool in pools:
         yield from (said.vm for said in map(rbd_names.named, pool.images) if said and said.vm is not None)
 

@@ -91,11 +91,11 @@ def why_in_use(name: str) -> str:
         return f"libvirt cannot be asked: {e.detail}"
 
 
-def names_and_files() -> dict[str, list[str]]:
+def names_and_files() -> tuple[list[str], list[str]]:
     """Return names of all domains of this host and the files that they use."""
     names = _virsh("list", "--all", "--name").split()
     stats = _virsh("domstats", "--block") if names else ""
-    return {"names": names, "files": re.findall(r"(?m)^\s*block\.[0-9]+\.path=(.*)$", stats)}
+    return names, re.findall(r"(?m)^\s*block\.[0-9]+\.path=(.*)$", stats)
 
 
 def secrets() -> list[str]:

@@ -20,7 +20,22 @@ from ..model.base import names as base_names
 from ..model.device import names as device_names
 from ..model.device.names import Link
 from ..model.disk import names as disk_names
-from ..model.steps import Discard, Discarded, LookAround
+from ..model.leftover_steps import (
+    BaseStore,
+    Discard,
+    Discarded,
+    Domains,
+    LookAround,
+    SeenBase,
+    SeenLease,
+    SeenLock,
+    SeenMachine,
+    SeenStaging,
+    SeenVm,
+    Staged,
+    Unlinked,
+)
+from ..model.refs import Refusal
 from ..model.store import dir_names
 from ..named import NamedTuple
 from ..store.dir import leftovers, marker
@@ -29,14 +44,14 @@ from ..tools.effects import point
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
 
 
-def find_unlinked(location: str) -> list[dict[str, object]]:
-    """Return the directories on devices without a link, each with the VM whose layers it has."""
+def find_unlinked(location: str) -> list[Unlinked]:
+    """Return the directories on devices without a link."""
     if locks.is_held(device_names.moving_lock(disk_names.base_store(location))):
         return []  # the copy of a running move has no link yet
     try:
         # By its real path: the removal opens the object below that.
         return [
-            inventory.seen(path, vm=vm, replaced=replaced)
+            inventory.seen(Unlinked, path, vm=vm, replaced=replaced)
             for path, vm, replaced in folders.unlinked(location)
         ]
     except ToolTimeout:
@@ -91,36 +106,35 @@ def _is_unpublished(name: str) -> bool:
     )
 
 
-def look_around(step: LookAround) -> dict[str, object]:
+def look_around(step: LookAround) -> SeenMachine:
     """Return what lies in our directories below `step.location` and in the stores `step.stores`."""
     # Leases before directories: a VM's directory is made before its first lease.
     root = disk_names.base_store(step.location)
-    found: dict[str, object] = {"open": _open_files(), "root": _root(root)}
+    is_open, base_store = _open_files(), _root(root)
     directories = {number: f"{step.location}/{number}" for number in step.systems}
-    found["unlinked"] = find_unlinked(step.location)
+    unlinked = find_unlinked(step.location)
     vms = [vm for number, path in directories.items() for vm in _system(number, path)]
-    found["vms"] = vms
-    found["unreadable"] = [
-        text for vm in vms if vm["kind"] in ("dir", "kept") for text in report.listed(str(vm["path"]))
-    ]
+    unreadable = [text for vm in vms if vm.kind in ("dir", "kept") for text in report.listed(vm.path)]
     ours = (base_names.bases(root), base_names.all_staging(root))
-    found["staged"] = [
-        item for path in (root, *ours, *directories.values()) for item in inventory.staged(path)
+    staged = [
+        item for path in (root, *ours, *directories.values()) for item in inventory.staged(Staged, path)
     ]
     try:
-        found["domains"] = virsh.names_and_files() if step.libvirt else {"names": [], "files": []}
+        domains = Domains(*virsh.names_and_files()) if step.libvirt else Domains()
     except SemisharedError as e:
-        found["domains"] = {"error": e.detail}
+        domains = Domains(error=e.detail)
     stores, refused = [], _away(step.location)
-    found["is_away"] = bool(refused)
+    is_away = bool(refused)
     for number, path in enumerate(step.stores):
         try:
             _check_store(path, step.markers[number] if step.markers else "")
         except SemisharedError as e:
-            refused.append({"id": e.id, "detail": e.detail})
+            refused.append(Refusal(e.id, e.detail))
         else:
             stores.append(leftovers.look(path))
-    return {**found, "stores": stores, "refused": refused}
+    return SeenMachine(
+        is_open, is_away, base_store, unlinked, vms, unreadable, staged, domains, stores, refused
+    )
 
 
 def _check_store(path: str, wanted: str) -> None:
@@ -135,16 +149,16 @@ def _check_store(path: str, wanted: str) -> None:
         raise StoreUnavailable(f"{here(path)} hangs: no answer within {LIMIT_S:.0f} s")
 
 
-def _away(location: str) -> list[dict[str, object]]:
+def _away(location: str) -> list[Refusal]:
     """Return why a system datastore is not mounted: bases and leases here may be of the VMs in it."""
     try:
         systems.check_mounted(location)
     except ToolTimeout as e:
-        return [{"id": e.id, "detail": e.detail}]
+        return [Refusal(e.id, e.detail)]
     return []
 
 
-def _root(root: str) -> dict[str, object]:
+def _root(root: str) -> BaseStore:
     held = []
     for name in inventory.names(base_names.bases(root)):
         base = base_names.base(root, name)
@@ -156,19 +170,14 @@ def _root(root: str) -> dict[str, object]:
             holder = base_names.leased_to(lease)
             if holder:
                 # A hard link shares the image's times; only the change time tells when it was made.
-                path, (vm, disk) = f"{folder}/{lease}", holder
-                leases.append(
-                    {
-                        "path": path,
-                        "age": int(time.time() - os.lstat(path).st_ctime_ns / 1e9),
-                        "vm": vm,
-                        "disk": disk,
-                    }
-                )
-        staged = inventory.staged(folder) if os.path.isdir(base) else []
-        held.append(inventory.seen(base, devices.link_of, name=name, leases=leases, staged=staged))
+                path = f"{folder}/{lease}"
+                age = int(time.time() - os.lstat(path).st_ctime_ns / 1e9)
+                leases.append(SeenLease(path, age, *holder))
+        staged = inventory.staged(Staged, folder) if os.path.isdir(base) else []
+        held.append(inventory.seen(SeenBase, base, devices.link_of, name=name, staged=staged, leases=leases))
     staging = [
         inventory.seen(
+            SeenStaging,
             base_names.staging(root, name),
             devices.link_of,
             held=locks.is_held(base_names.image_lock(root, name)),
@@ -177,15 +186,15 @@ def _root(root: str) -> dict[str, object]:
         if not disk_names.is_staged(name)
     ]
     vm_locks = [
-        inventory.seen(disk_names.lock(root, name), vm=vm)
+        inventory.seen(SeenLock, disk_names.lock(root, name), vm=vm)
         for name in inventory.names(disk_names.locks(root))
         for vm in (disk_names.locked_vm(name),)
         if vm is not None
     ]
-    return {"bases": held, "staging": staging, "locks": vm_locks}
+    return BaseStore(held, staging, vm_locks)
 
 
-def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
+def _system(number: int, directory: str) -> Iterator[SeenVm]:
     for name in inventory.names(directory, root=True):
         own, path = disk_names.beside_named(name), f"{directory}/{name}"
         if (own or disk_names.is_number(name)) and os.path.isdir(path) and not os.path.islink(path):
@@ -197,19 +206,20 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
                 disk_names.records(path),
                 *(folders.at(place).real() for place in own_layers),
             ]
-            staged = [item for place in places if os.path.isdir(place) for item in inventory.staged(place)]
-            seq = history.seq_of(path)
-            noted = any(map(disk_names.is_unsettled, inventory.names(disk_names.records(path))))
-            more = {
-                "system": number,
-                "vm": vm,
-                "kind": kind,
-                "entries": entries,
-                "staged": staged,
-                "seq": seq,
-                "noted": noted,
-            }
-            yield inventory.seen(path, devices.link_of, **more)
+            there = filter(os.path.isdir, places)
+            staged = [item for place in there for item in inventory.staged(Staged, place)]
+            yield inventory.seen(
+                SeenVm,
+                path,
+                devices.link_of,
+                system=number,
+                vm=vm,
+                kind=kind,
+                entries=entries,
+                staged=staged,
+                seq=history.seq_of(path),
+                noted=any(map(disk_names.is_unsettled, inventory.names(disk_names.records(path)))),
+            )
 
 
 def discard(step: Discard) -> Discarded:

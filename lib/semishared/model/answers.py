@@ -18,64 +18,6 @@ from .shapes import Misfit, Shape, declared, read, shown, wrong
 if TYPE_CHECKING:
     from .base.steps import Listed
 
-SEEN = {"path": "path", "seen": "text", "age": "number", "bytes": "count"}
-STAGED = {**SEEN, "lives?": ("flag", None)}
-WRONG = {"id": "text", "detail": "text"}
-STORE_SEEN = {
-    "path": "path",
-    "images": [{**SEEN, "name": "text"}],
-    "staged": [STAGED],
-    "sides": [
-        {
-            **SEEN,
-            "name": "text",
-            "clones": [{**SEEN, "vm": "count", "disk": "count", "cloud": "text"}],
-            "entries": ["text"],
-            "image": "flag",
-        }
-    ],
-    "epochs": [{**SEEN, "vm": "count", "cloud": "text"}],
-    "uploads": [{**SEEN, "name": "text", "held": "flag"}],
-}
-
-ANSWERS: dict[str, Shape] = {
-    # of all that lies there
-    "LookAround": {
-        "open": ["text"],
-        "is_away": "flag",
-        "unlinked": [{**SEEN, "vm": "number", "replaced": "flag"}],
-        "staged": [STAGED],
-        "domains": ({"names": ["text"], "files": ["text"]}, {"error": "text"}),
-        "stores": [STORE_SEEN],
-        "refused": [WRONG],
-        "unreadable": ["text"],
-        "vms": [
-            {
-                **SEEN,
-                "system": "count",
-                "vm": "count",
-                "kind": "text",
-                "entries": ["text"],
-                "staged": [STAGED],
-                "seq": "number",
-                "noted": "flag",
-            }
-        ],
-        "root": {
-            "bases": [
-                {
-                    **SEEN,
-                    "name": "text",
-                    "staged": [STAGED],
-                    "leases": [{"path": "path", "age": "number", "vm": "count", "disk": "count"}],
-                }
-            ],
-            "staging": [{**SEEN, "held": "flag"}],
-            "locks": [{**SEEN, "vm": "count"}],
-        },
-    },
-}
-"""Of steps that are `Step[Any]`; the shape of any other follows from the type of its answer."""
 EVENTS: dict[str, Shape] = {
     "error": {"id": "text", "detail": "text"},
     "warning": {"text?": "text"},
@@ -108,7 +50,7 @@ def shape(step: type[Step]) -> Shape:
     """Return the shape of the answer to a step."""
     name = step.__name__
     if name not in _derived:
-        _derived[name] = ANSWERS.get(name) or declared(answer_of(step), step.__module__)
+        _derived[name] = declared(answer_of(step), step.__module__)
     return _derived[name]
 
 

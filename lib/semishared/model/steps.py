@@ -19,7 +19,6 @@ from .refs import DiskRef as DiskRef
 from .refs import ImageRef as ImageRef
 from .refs import Step as Step
 from .refs import is_look as is_look
-from .refs import looks
 from .store.access import Access as Access
 from .store.access import pool_and_name as pool_and_name
 from .vm import move_steps
@@ -258,35 +257,6 @@ class RestoreDisk(Step[None]):
     min_size: int
 
 
-@looks
-class LookAround(Step[Any]):
-    """Report all that is ours on the machine, for `semishared gc`; `libvirt`: also what its domains use."""
-
-    location: str
-    systems: tuple[int, ...]
-    stores: tuple[str, ...]
-    libvirt: bool
-    markers: tuple[str, ...] = ()
-    """The id that each of `stores` must have, '' for one that has none."""
-
-
-class Discarded(Named):
-    """Whether something that was left over is gone."""
-
-    removed: bool
-
-
-class Discard(Step[Discarded]):
-    """Remove one thing that `semishared gc` has found left over, if its newest time is still `seen`."""
-
-    kind: str
-    path: str
-    location: str
-    vm: int
-    """The VM whose lock protects it, -1 without one."""
-    seen: str
-
-
 def look_instead(step: Step) -> Step:
     """Return the look that answers `step`, and what the step itself looks at; `step` if there is none."""
     if isinstance(step, snapshot_steps.DescribeDisk):
@@ -303,6 +273,7 @@ STEPS: dict[str, Any] = {
 def _named(name: str) -> Any:
     if name not in STEPS:
         # What no transfer action plans is not loaded by any.
+        from . import leftover_steps
         from .base import steps as base_steps
         from .device import steps as device_steps
         from .disk import commit_steps, network_disk
@@ -313,7 +284,8 @@ def _named(name: str) -> Any:
         _NESTED.update(
             network=network_disk.NetworkDisk, parts=base_steps.Part, tree=share.Tree, share=share.Share
         )
-        for module in (base_steps, image_steps, commit_steps, device_steps, share_steps):
+        others = (base_steps, image_steps, commit_steps, device_steps, share_steps, leftover_steps)
+        for module in others:
             STEPS.update(
                 {key: cls for key, cls in vars(module).items() if getattr(cls, "__base__", None) is Step}
             )

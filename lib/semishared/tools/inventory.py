@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Callable
+from typing import Callable, TypeVar
 
 from ..model.disk import names as disk_names
 from . import beneath, files, owner, progress
+
+T = TypeVar("T")
 
 
 def names(directory: str, *, root: bool = False) -> list[str]:
@@ -43,22 +45,18 @@ def newest(path: str, belongs: Callable[[str], object] = _never) -> tuple[int, i
     return time_ns, size
 
 
-def seen(path: str, belongs: Callable[[str], object] = _never, **more: object) -> dict[str, object]:
-    """Return path, newest time, age in seconds and bytes of a tree (`belongs` as in `newest`), and `more`."""
+def seen(
+    kind: Callable[..., T], path: str, belongs: Callable[[str], object] = _never, /, **more: object
+) -> T:
+    """Return a tree as a `kind` of leftover_steps.Seen with `more` fields; `belongs` as in `newest`."""
     time_ns, size = newest(path, belongs)
-    return {
-        "path": path,
-        "seen": str(time_ns),
-        "age": int(time.time() - time_ns / 1e9),
-        "bytes": size,
-        **more,
-    }
+    return kind(path=path, seen=str(time_ns), age=int(time.time() - time_ns / 1e9), bytes=size, **more)
 
 
-def staged(directory: str) -> list[dict[str, object]]:
-    """Return the unpublished files in a directory; `lives`: their process runs on this machine."""
+def staged(kind: Callable[..., T], directory: str) -> list[T]:
+    """Return the unpublished files in a directory, each as a `kind` of leftover_steps.Staged."""
     return [
-        seen(f"{directory}/{name}", lives=owner.lives(name))
+        seen(kind, f"{directory}/{name}", lives=owner.lives(name))
         for name in names(directory)
         if disk_names.is_staged(name)
     ]

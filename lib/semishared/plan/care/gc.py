@@ -14,11 +14,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Mapping
+from typing import Iterator, Mapping
 
 from ...model import steps as s
 from ...model.base import names as base_names
 from ...model.disk import names as disk_names
+from ...model.leftover_steps import (
+    BaseStore,
+    Discard,
+    Seen,
+    SeenClone,
+    SeenMachine,
+    SeenSide,
+    SeenStore,
+    SeenVm,
+    Unlinked,
+)
 from ...model.store import dir_names
 from ...named import NamedTuple
 from . import gc_places
@@ -157,7 +168,7 @@ class Machine:
 
     name: str
     location: str
-    facts: dict[str, Any] = field(hash=False)
+    facts: SeenMachine = field(hash=False)
     libvirt: bool = True
     is_near: bool = True  # VMs of ours may run there
 
@@ -190,7 +201,7 @@ class Finding:
         if self.kind == "vm":
             guard: list[s.Step] = [s.CheckNotRunning(f"one-{self.vm}")] if self.libvirt else []
             return [*guard, s.RemoveVm(self.vm, self.path)]
-        return [s.Discard(self.kind, self.path, self.location, self.vm, self.seen)]
+        return [Discard(self.kind, self.path, self.location, self.vm, self.seen)]
 
 
 class _Everywhere:
@@ -198,20 +209,16 @@ class _Everywhere:
 
     def __init__(self, machines: list[Machine], all_seen: bool) -> None:
         self.open = gc_places.Paths(
-            path
-            for machine in machines
-            for path in (*machine.facts["open"], *gc_places.living(machine.facts))
+            path for machine in machines for path in (*machine.facts.open, *gc_places.living(machine.facts))
         )
-        domains = [machine.facts["domains"] for machine in machines]
+        domains = [machine.facts.domains for machine in machines]
         self.all_seen = all_seen and not any(
-            machine.is_near and "error" in machine.facts["domains"] for machine in machines
+            machine.is_near and machine.facts.domains.error for machine in machines
         )
-        self.domains = {name for found in domains for name in found.get("names", ())}
-        self.files = gc_places.Paths(path for found in domains for path in found.get("files", ()))
-        items = ((machine.name, item) for machine in machines for item in machine.facts["vms"])
-        self.directories = {
-            (name, item["system"], item["vm"]): item for name, item in items if item["kind"] == "dir"
-        }
+        self.domains = {name for found in domains for name in found.names}
+        self.files = gc_places.Paths(path for found in domains for path in found.files)
+        items = ((machine.name, item) for machine in machines for item in machine.facts.vms)
+        self.directories = {(name, item.system, item.vm): item for name, item in items if item.kind == "dir"}
 
 
 def find(machines: list[Machine], known: Known, older_than: int, all_seen: bool) -> list[Finding]:
@@ -224,71 +231,73 @@ def find(machines: list[Machine], known: Known, older_than: int, all_seen: bool)
 class _OnMachine:
     def __init__(self, machine: Machine, known: Known, everywhere: _Everywhere) -> None:
         self.machine, self.known, self.everywhere = machine, known, everywhere
-        self.files = gc_places.Paths(machine.facts["domains"].get("files", ()))
+        self.files = gc_places.Paths(machine.facts.domains.files)
         self.entries: dict[int, list[str]] = {}
-        for item in machine.facts["vms"]:
-            self.entries.setdefault(item["vm"], []).extend(item["entries"])
+        for item in machine.facts.vms:
+            self.entries.setdefault(item.vm, []).extend(item.entries)
 
     def findings(self) -> Iterator[Finding]:
         facts = self.machine.facts
-        yield from self._vms(facts)
-        yield from self._root(facts["root"])
+        yield from self._vms(facts.vms)
+        yield from self._root(facts.root)
         for vm, path, why, keep in gc_places.orphans(facts, self.machine.location):
             if vm not in self.known.vms and not self.known.why_not(vm):
-                yield self._finding("domain", {"path": path, "age": 0}, why, vm, keep)
-        for item in facts.get("unlinked", ()):
-            why = self.known.why_not(item["vm"]) or self._runs_here(item["vm"], item["path"])
-            reason, keep = "a move to another device left it", ""
-            if not item.get("replaced"):
-                reason = "its device was away when it was removed"
-                keep = gc_places.why_unlinked_stays(item["vm"], self.known.vms, why)
-            yield self._finding("unlinked", item, reason, item["vm"], keep)
-        for item in filter(self._is_idle, facts["staged"]):
-            yield self._finding("staged", item, "a killed action left it")
-        for store in facts["stores"]:
+                yield self._finding("domain", Seen(path, "", 0, 0), why, vm, keep)
+        for item in facts.unlinked:
+            yield self._unlinked(item)
+        for staged in filter(self._is_idle, facts.staged):
+            yield self._finding("staged", staged, "a killed action left it")
+        for store in facts.stores:
             yield from self._store(store)
 
-    def _finding(self, kind: str, item: dict[str, Any], reason: str, vm: int = -1, keep: str = "") -> Finding:
+    def _finding(self, kind: str, item: Seen, reason: str, vm: int = -1, keep: str = "") -> Finding:
         return Finding(
             self.machine.name,
             self.machine.location,
             kind,
-            item["path"],
+            item.path,
             reason,
-            int(item.get("bytes", 0)),
-            int(item["age"]),
-            str(item.get("seen", "")),
+            item.bytes,
+            item.age,
+            item.seen,
             vm,
             keep,
             self.machine.libvirt,
         )
 
-    def _is_idle(self, item: dict[str, Any]) -> bool:
-        return not self.everywhere.open.has(item["path"])
+    def _unlinked(self, item: Unlinked) -> Finding:
+        if item.replaced:
+            return self._finding("unlinked", item, "a move to another device left it", item.vm)
+        why = self.known.why_not(item.vm) or self._runs_here(item.vm, item.path)
+        keep = gc_places.why_unlinked_stays(item.vm, self.known.vms, why)
+        return self._finding("unlinked", item, "its device was away when it was removed", item.vm, keep)
+
+    def _is_idle(self, item: Seen) -> bool:
+        return not self.everywhere.open.has(item.path)
 
     def _runs_here(self, vm: int, path: str) -> str:
         """Return why a VM's directory may be in use by a domain of this machine, '' if it is not."""
-        domains = self.machine.facts["domains"]
-        if "error" in domains:
-            return f"libvirt cannot be asked: {domains['error']}"
-        if f"one-{vm}" in domains["names"]:
+        domains = self.machine.facts.domains
+        if domains.error:
+            return f"libvirt cannot be asked: {domains.error}"
+        if f"one-{vm}" in domains.names:
             return f"domain one-{vm} is there"
         if self.files.has(path):
             return "a domain uses its files"
         return ""
 
-    def _runs_anywhere(self, clone: dict[str, Any]) -> str:
+    def _runs_anywhere(self, clone: SeenClone) -> str:
         """Return why a clone on the store may be in use by a domain of any machine, '' if it is not."""
         everywhere = self.everywhere
-        if f"one-{clone['vm']}" in everywhere.domains or everywhere.files.has(clone["path"]):
+        if f"one-{clone.vm}" in everywhere.domains or everywhere.files.has(clone.path):
             return "a domain uses it"
         return "" if everywhere.all_seen else "a host that cannot be asked may be running its VM"
 
-    def _vms(self, facts: dict[str, Any]) -> Iterator[Finding]:
-        published = {(item["system"], item["vm"]) for item in facts["vms"] if item["kind"] == "dir"}
-        for item in facts["vms"]:
-            vm, kind = item["vm"], item["kind"]
-            if kind == "kept" and any(map(disk_names.is_of_disks, item["entries"])):
+    def _vms(self, items: list[SeenVm]) -> Iterator[Finding]:
+        published = {(item.system, item.vm) for item in items if item.kind == "dir"}
+        for item in items:
+            vm, kind = item.vm, item.kind
+            if kind == "kept" and any(map(disk_names.is_of_disks, item.entries)):
                 reason = f"a persistent disk of VM {vm} was deleted before it was committed"
                 yield self._finding(kind, item, reason, vm, self._kept(item))
                 continue
@@ -298,18 +307,18 @@ class _OnMachine:
                 yield self._finding(kind, item, f"a killed removal of VM {vm} left it", vm)
                 continue
             if vm not in self.known.vms:
-                keep = self.known.why_not(vm) or self._runs_here(vm, item["path"])
+                keep = self.known.why_not(vm) or self._runs_here(vm, item.path)
                 keep = keep or ("" if self._is_idle(item) else "somebody writes to it")
                 reason = f"VM {vm} is not known to oned"
                 # The directory's removal takes the two others and the leases with it.
-                if kind == "dir" or (item["system"], vm) not in published:
+                if kind == "dir" or (item.system, vm) not in published:
                     yield self._finding("vm" if kind == "dir" else kind, item, reason, vm, keep)
                 continue
             place = self.known.places.get(vm)
-            here = (self.machine.name, item["system"])
+            here = (self.machine.name, item.system)
             if kind == "dir" and place and here != (place.machine, place.system):
                 home = self.everywhere.directories.get((place.machine, place.system, vm))
-                keep = gc_places.why_kept(item, home, place) or self._runs_here(vm, item["path"])
+                keep = gc_places.why_kept(item, home, place) or self._runs_here(vm, item.path)
                 keep = keep or ("" if self._is_idle(item) else "somebody writes to it")
                 yield self._finding("stray", item, f"oned has VM {vm} on {place.machine}", vm, keep)
                 continue
@@ -319,87 +328,86 @@ class _OnMachine:
                 # A move that died before its directory took the place has set this one aside: it is the only
                 # one.
                 only = f"it may be the only directory of VM {vm}; retry its move"
-                keep = "" if (item["system"], vm) in published else only
+                keep = "" if (item.system, vm) in published else only
                 yield self._finding(kind, item, f"a killed move of VM {vm} left it", vm, keep)
-            for staged in item["staged"]:
+            for staged in item.staged:
                 if self._is_idle(staged):
                     yield self._finding("staged", staged, f"a killed action of VM {vm} left it", vm)
 
-    def _kept(self, item: dict[str, Any]) -> str:
-        name = item["path"].rpartition("/")[2]
+    def _kept(self, item: SeenVm) -> str:
+        name = item.path.rpartition("/")[2]
         if name in self.known.discarded:
             return ""
         word = name if disk_names.beside_named(name) else "NAME"  # it is to be copied, a host has named it
-        return f"semishared commit {item['vm']}, or semishared gc --discard {word}"
+        return f"semishared commit {item.vm}, or semishared gc --discard {word}"
 
-    def _root(self, root: dict[str, Any]) -> Iterator[Finding]:
-        for base in root["bases"]:
-            said = base_names.named(base["name"])
-            for lease in base["leases"]:
-                if not self._uses(lease["vm"], lease["disk"]):
-                    where = "not here" if lease["vm"] in self.known.vms else "not known to oned"
-                    reason = f"VM {lease['vm']} is {where}: no disk uses it"
-                    yield self._finding("lease", {**lease, "bytes": 0}, reason, lease["vm"])
-            for item in filter(self._is_idle, base["staged"]):
-                yield self._finding("staged", item, "a killed action left it")
-            if said and not base["leases"] and (said.store, said.image) not in self.known.images:
+    def _root(self, root: BaseStore) -> Iterator[Finding]:
+        for base in root.bases:
+            said = base_names.named(base.name)
+            for lease in base.leases:
+                if not self._uses(lease.vm, lease.disk):
+                    where = "not here" if lease.vm in self.known.vms else "not known to oned"
+                    reason = f"VM {lease.vm} is {where}: no disk uses it"
+                    yield self._finding("lease", Seen(lease.path, "", lease.age, 0), reason, lease.vm)
+            for staged in filter(self._is_idle, base.staged):
+                yield self._finding("staged", staged, "a killed action left it")
+            if said and not base.leases and (said.store, said.image) not in self.known.images:
                 yield self._finding("base", base, f"image {said.image} is not known to oned")
-        for item in root["staging"]:
-            if not item["held"]:
-                yield self._finding("staging", item, "nobody is making this base")
-        for item in root["locks"]:
-            if item["vm"] not in self.known.vms:
-                yield self._finding("lock", item, f"VM {item['vm']} is not known to oned", item["vm"])
+        for staging in root.staging:
+            if not staging.held:
+                yield self._finding("staging", staging, "nobody is making this base")
+        for lock in root.locks:
+            if lock.vm not in self.known.vms:
+                yield self._finding("lock", lock, f"VM {lock.vm} is not known to oned", lock.vm)
 
     def _uses(self, vm: int, disk: int) -> bool:
         """Tell whether a disk of a VM is here, or staged here, or may be in what is not mounted."""
-        return bool(self.machine.facts.get("is_away")) or any(
+        return self.machine.facts.is_away or any(
             disk_names.is_of_disk(entry, disk) for entry in self.entries.get(vm, ())
         )
 
-    def _foreign(self, store: str, side: dict[str, Any], clone: dict[str, Any]) -> str:
-        return self.known.whose(clone["vm"], clone["disk"], f"{store}/{side['name']}", clone["cloud"])
+    def _foreign(self, store: str, side: SeenSide, clone: SeenClone) -> str:
+        return self.known.whose(clone.vm, clone.disk, f"{store}/{side.name}", clone.cloud)
 
-    def _store(self, store: dict[str, Any]) -> Iterator[Finding]:
-        path = store["path"]
-        uploads = {item["name"] for item in store["uploads"] if item["held"]}
+    def _store(self, store: SeenStore) -> Iterator[Finding]:
+        path = store.path
+        uploads = {upload.name for upload in store.uploads if upload.held}
         unseen = "" if self.everywhere.all_seen else "a host that cannot be asked may be writing it"
-        for side in store["sides"]:
-            for clone in side["clones"]:
-                if clone["vm"] in self.known.vms:
+        for side in store.sides:
+            for clone in side.clones:
+                if clone.vm in self.known.vms:
                     continue
                 foreign = self._foreign(path, side, clone)
-                if foreign and clone["cloud"]:
+                if foreign and clone.cloud:
                     continue  # nothing of ours, whatever it is
-                keep = foreign or self.known.why_not(clone["vm"]) or self._runs_anywhere(clone)
-                yield self._finding("clone", clone, f"VM {clone['vm']} is not known to oned", -1, keep)
-            is_gone = not side["image"] and f"{path}/{side['name']}" not in self.known.sources
-            if is_gone and dir_names.is_image(side["name"]) and side["name"] not in uploads:
+                keep = foreign or self.known.why_not(clone.vm) or self._runs_anywhere(clone)
+                yield self._finding("clone", clone, f"VM {clone.vm} is not known to oned", -1, keep)
+            is_gone = not side.image and f"{path}/{side.name}" not in self.known.sources
+            if is_gone and dir_names.is_image(side.name) and side.name not in uploads:
                 held = any(
-                    c["vm"] in self.known.vms or self._foreign(path, side, c) or self.known.why_not(c["vm"])
-                    for c in side["clones"]
+                    c.vm in self.known.vms or self._foreign(path, side, c) or self.known.why_not(c.vm)
+                    for c in side.clones
                 )
                 keep = "it holds clones of VMs" if held else ""
-                reason = f"image {side['name']} is not there and not known to oned"
+                reason = f"image {side.name} is not there and not known to oned"
                 yield self._finding("side", side, reason, -1, keep)
-        for item in store["uploads"]:
-            if not item["held"]:
-                yield self._finding("upload", item, "nobody holds this upload")
-        for item in store["epochs"]:
-            is_ours = item["cloud"] == self.known.cloud and not self.known.why_not(item["vm"])
-            if item["vm"] not in self.known.vms and is_ours and not unseen:
-                yield self._finding("epoch", item, f"VM {item['vm']} is not known to oned")
-        for item in store["staged"]:
-            if self._is_idle(item):
-                yield self._finding("staged", item, "a killed action left it", -1, unseen)
-        images = {item["name"] for item in store["images"]}
-        for item in store["images"]:
-            name, is_snap = disk_names.disk_of(item["name"]), disk_names.are_layers(item["name"])
+        for upload in store.uploads:
+            if not upload.held:
+                yield self._finding("upload", upload, "nobody holds this upload")
+        for epoch in store.epochs:
+            is_ours = epoch.cloud == self.known.cloud and not self.known.why_not(epoch.vm)
+            if epoch.vm not in self.known.vms and is_ours and not unseen:
+                yield self._finding("epoch", epoch, f"VM {epoch.vm} is not known to oned")
+        for staged in filter(self._is_idle, store.staged):
+            yield self._finding("staged", staged, "a killed action left it", -1, unseen)
+        images = {image.name for image in store.images}
+        for image in store.images:
+            name, is_snap = disk_names.disk_of(image.name), disk_names.are_layers(image.name)
             if not dir_names.is_image(name) or f"{path}/{name}" in self.known.sources or name in uploads:
                 continue
             if is_snap and name not in images:
                 reason = f"image {name} is not there and not known to oned"
-                yield self._finding("snapshots", item, reason, -1, unseen)
+                yield self._finding("snapshots", image, reason, -1, unseen)
             elif not is_snap:
                 keep = "it may hold somebody's data: register it again, or remove it by hand"
-                yield self._finding("image", item, "no image of oned has this SOURCE", -1, keep)
+                yield self._finding("image", image, "no image of oned has this SOURCE", -1, keep)

@@ -11,13 +11,14 @@ before it removes one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Optional
 
 from ...model.disk import names as disk_names
 from ...named import NamedTuple
 from ...opennebula.states import VmState
 
 if TYPE_CHECKING:
+    from ...model.leftover_steps import SeenMachine, SeenVm
     from ...opennebula.xml import Vm
 
 
@@ -69,35 +70,35 @@ def after_failure(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> lis
     return [Place(machine, system) for machine, system in dict.fromkeys(reversed(places))]
 
 
-def in_question(found: Iterable[tuple[str, Mapping[str, Any]]], hosts: Mapping[int, str]) -> set[int]:
+def in_question(found: Iterable[tuple[str, SeenVm]], hosts: Mapping[int, str]) -> set[int]:
     """Return the VMs in oned of which a machine has a directory that is not on their host.
 
-    `found`: name and facts of machines.
+    `found`: names of machines, each with one of its directories.
     """
     seen: dict[int, list[str]] = {}
     for machine, item in found:
-        if item["kind"] == "dir" and item["vm"] in hosts:
-            seen.setdefault(item["vm"], []).append(machine)
+        if item.kind == "dir" and item.vm in hosts:
+            seen.setdefault(item.vm, []).append(machine)
     return {vm for vm, machines in seen.items() if machines != [hosts[vm]]}
 
 
-def why_kept(item: Mapping[str, Any], home: Optional[Mapping[str, Any]], place: Place) -> str:
+def why_kept(item: SeenVm, home: Optional[SeenVm], place: Place) -> str:
     """Return why a misplaced directory may be the only one, '' if it is not; `home`: the right one."""
     if home is None:
-        return f"it may be the only directory of VM {item['vm']}: {place.machine} has none, or was not asked"
-    if item.get("seq", -1) > home.get("seq", -1):
+        return f"it may be the only directory of VM {item.vm}: {place.machine} has none, or was not asked"
+    if item.seq > home.seq:
         # A directory of an earlier stay was left where the VM belongs, and the move that was to replace it
         # never came.
-        return f"it is of SEQ {item['seq']} of the VM's history, what is on {place.machine} is older"
-    if home.get("noted"):
+        return f"it is of SEQ {item.seq} of the VM's history, what is on {place.machine} is older"
+    if home.noted:
         return (
             f"what a killed action has begun in that on {place.machine} is not ended, and may need "
             f"this one: the next action there does"
         )
-    ours = {name for name in item["entries"] if disk_names.disk_named(name) in place.disks}
-    missing = sorted(ours - set(home["entries"]))
+    ours = {name for name in item.entries if disk_names.disk_named(name) in place.disks}
+    missing = sorted(ours - set(home.entries))
     if missing:
-        return f"{missing[0]} of VM {item['vm']} is not on {place.machine}"
+        return f"{missing[0]} of VM {item.vm} is not on {place.machine}"
     return ""
 
 
@@ -111,18 +112,19 @@ def why_unlinked_stays(vm: int, known: Mapping[int, str], why: str) -> str:
     return f"VM {vm} is not gone: they may be its only ones" if vm in known else why
 
 
-def living(facts: dict[str, Any]) -> Iterator[str]:
+def living(facts: SeenMachine) -> Iterator[str]:
     """Yield what living processes of a machine have staged, of whatever age: clocks may be set."""
-    for holder in (facts, *facts["root"]["bases"], *facts["vms"], *facts["stores"]):
-        yield from (item["path"] for item in holder["staged"] if item.get("lives"))
+    found = [facts.staged, *(vm.staged for vm in facts.vms), *(store.staged for store in facts.stores)]
+    for staged in (*found, *(base.staged for base in facts.root.bases)):
+        yield from (item.path for item in staged if item.lives)
 
 
-def orphans(facts: Mapping[str, Any], location: str) -> Iterator[tuple[int, str, str, str]]:
+def orphans(facts: SeenMachine, location: str) -> Iterator[tuple[int, str, str, str]]:
     """Yield VMs of which only a domain is left: id, directory, why it is named, and what ends it."""
-    there = {item["path"] for item in facts["vms"]}
+    there = {item.path for item in facts.vms}
     names = [
         used[len(location) + 1 :].split("/")
-        for used in facts["domains"].get("files", ())
+        for used in facts.domains.files
         if used.startswith(f"{location}/")
     ]
     of_vms = {
