@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps on what lies on a machine, whoever left it there, for `semishared gc` (host/leftovers.py).
+"""Steps of `semishared gc` on a machine: look at all that is ours there, remove what is left over.
 
 model/steps.py, which every action loads, does not import them: `steps.from_data` finds them here by name.
 """
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Seen(Named):
-    """Something that lies there."""
+    """A file or directory of ours, with all below it."""
 
     path: Path
     seen: str
-    """Its newest time, in ns since the epoch: what has another one by now was changed since."""
+    """Its newest time, in ns since 1970: it has changed since if that is another one."""
     age: int
-    """Seconds since then; below 0 where clocks were set."""
+    """Seconds since then; below 0 where a clock was set back."""
     bytes: Count
     """Allocated."""
 
@@ -52,10 +52,10 @@ class SeenBase(Seen):
 
 
 class SeenStaging(Seen):
-    """Where a base is made."""
+    """A directory in which a base is made."""
 
     held: bool
-    """Whether somebody makes it."""
+    """Whether an action holds its lock."""
 
 
 class SeenLock(Seen):
@@ -135,7 +135,7 @@ class SeenUpload(Seen):
 
     name: str
     held: bool
-    """Whether somebody uploads."""
+    """Whether an action holds its lock."""
 
 
 class SeenStore(Named):
@@ -159,7 +159,7 @@ class Domains(Named):
 
 
 class SeenMachine(Named):
-    """What lies on a machine."""
+    """All that is ours on a machine."""
 
     open: list[str]
     """Unpublished files that our processes have open."""

@@ -53,14 +53,14 @@ class ListedShare(Named):
     source: str
     """The share's path, '' until it is ready."""
     used: int
-    """Bytes, -1 for a share that nobody has counted."""
+    """Bytes; -1: unknown, as of a directory that was there before."""
     stripes: Count = 0
     object_size: Count = 0
     pool: str = ""
     directory: str = ""
     readonly: bool = False
     snapshots: Optional[list[str]] = None
-    """Their names; None for a share that nobody has asked for any."""
+    """Their names; None where the file system was not asked for them."""
     wrong: Optional[Refusal] = None
 
 
@@ -118,16 +118,16 @@ class SeenRoot(Named):
 
 
 class RootOnHost(Named):
-    """What doctor judges of a root on a host whose guests have shares; `there` alone if it is no directory,
-    `error` alone if it cannot be looked at.
+    """What doctor judges of a root on a host whose guests have shares: nothing else if it is not `there`, or
+    if there is an `error`.
     """
 
     there: bool = False
     marker: str = ""
     lacks: list[str] = []
-    """Options of a mount that keep guests' files from having power there."""
+    """Mount options that it has not, of those that keep guests' files from having power on the host."""
     judged_by_user: bool = False
-    """Whether the mount's daemon, and not the kernel, judges who may do what."""
+    """Whether the mount's daemon judges what a user may do, and not the kernel."""
     error: str = ""
 
 
@@ -138,11 +138,13 @@ class SeenShareHost(Named):
     daemon: str
     """The path of virtiofsd, '' for none."""
     namespaces: int
-    """How many user namespaces a user may have."""
+    """How many user namespaces a user of the host may have."""
     profile: str
     """What the site lets libvirt do besides, by AppArmor."""
     taken: list[tuple[str, str, int, int]]
-    """Users of guests that the host has promised to somebody: the file that says so, to whom, first, last."""
+    """Users of guests that the host gives to its own users too: the file that says so, the user's name, the
+    first and the last number.
+    """
 
 
 class GivenKey(Named):
