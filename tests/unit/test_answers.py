@@ -82,7 +82,6 @@ NOTHING = {"SendManifest": "its data is the answer"}
 def test_each_step_that_answers_has_a_shape() -> None:
     found = {name for name in vocabulary() if _answers(table.STEPS[name])}
     assert sorted(found - set(ANSWERED) - set(NOTHING)) == []
-    assert sorted(set(answers.ANSWERS) - set(vocabulary())) == []
 
 
 def _answers(row: str) -> bool:
