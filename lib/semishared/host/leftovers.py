@@ -122,7 +122,7 @@ def look_around(step: LookAround) -> SeenMachine:
     try:
         domains = Domains(*virsh.names_and_files()) if step.libvirt else Domains()
     except SemisharedError as e:
-        domains = Domains(error=e.detail)
+        domains = Domains(error=e.detail or e.id)  # never empty: that would be no domains
     stores, refused = [], _away(step.location)
     is_away = bool(refused)
     for number, path in enumerate(step.stores):
