@@ -5,14 +5,17 @@ backup_cancel.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
 from pathlib import Path
-from typing import Iterator
+from typing import Dict, Iterator
 
 import pytest
 
+from semishared.errors import Overtaken
+from semishared.guest import job_lock
 from semishared.model import steps as s
 from tools.slow_disk import SlowDisk, copying, wait_until_copying
 from tools.world import MiB, World
@@ -118,6 +121,27 @@ def test_a_bridge_that_has_not_the_disks_is_refused(world: World) -> None:
     # The VM's own host as the bridge is where the disks are.
     process = backup.begin("prebackup", "<LAST_BRIDGE>localhost</LAST_BRIDGE>")
     assert told(process.communicate(timeout=60)[1]) == [] and process.returncode == 0
+
+
+def test_a_backup_that_was_planned_before_the_end_does_not_begin_after_it(world: World) -> None:
+    ref = world.disk(VM, 0)
+    world.on(s.PrepareVm(VM, ref.vm_dir), s.CreateVolatile(ref, MiB, "raw", ""))
+    lock = job_lock.lock_path(VM, ref.vm_dir)
+
+    def begins(known: Dict[str, Dict[str, object]]) -> None:
+        assert job_lock.take_if_free(VM, ref.vm_dir)
+        try:
+            job_lock.check_not_ended(VM, ref.vm_dir, known)
+        finally:
+            job_lock.leave(VM, ref.vm_dir)
+
+    begins({})
+    for _ in range(2):
+        known = {lock: json.loads(Path(lock).read_text())}
+        begins(known)
+        world.on(s.EndBackup(VM, ref.vm_dir, f"{ref.vm_dir}/backup", ""))
+        with pytest.raises(Overtaken, match="was ended before it began"):
+            begins(known)
 
 
 def test_a_backup_is_called_as_it_was_when_it_is_over() -> None:
