@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 import pytest
 
 from semishared.errors import LateAction, SemisharedError, VmGone
+from semishared.model import leftover_steps
 from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
 from semishared.model.device import steps as device_steps
@@ -29,7 +30,16 @@ from tools.world import OVERLAY_OPTIONS, MiB, World
 
 VOCABULARY: Dict[str, Any] = {
     name: cls
-    for module in (s, commit_steps, image_steps, device_steps, base_steps, share_steps, live_steps)
+    for module in (
+        s,
+        leftover_steps,
+        commit_steps,
+        image_steps,
+        device_steps,
+        base_steps,
+        share_steps,
+        live_steps,
+    )
     for name, cls in vars(module).items()
     if getattr(cls, "__base__", None) is s.Step
 }
