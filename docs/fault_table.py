@@ -66,6 +66,7 @@ TITLES = {
     48: "A fact is looked at again before something is done by it",
     49: "Small ones",
     50: "Hosts answer as they are",
+    51: "An upload is the disk that its header says, and all of it",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

@@ -289,9 +289,25 @@ class SourceTooSlow(SemisharedError):
     )
 
 
+class NotADisk(SemisharedError):
+    """An upload that is no disk: an archive, a page of a server, or a format that nothing here takes."""
+
+    id = "SS076"
+    remedy = "upload the disk in it: raw, qcow2, VMDK, VDI, VHD or VHDX, also packed as gz, bz2, xz or zst"
+
+
+class DamagedImage(SemisharedError):
+    """An upload that ends before its own header says, or that its header marks as damaged: VMs would read
+    zeros there.
+    """
+
+    id = "SS077"
+    remedy = "copy or download it again, whole, and give its SHA256 with it"
+
+
 class EncryptedDisk(SemisharedError):
     """An encrypted disk (LUKS_SECRET) that would be copied decrypted, or made into one that cannot be
-    opened.
+    opened; or a qcow2 that is encrypted inside, which no VM could open.
     """
 
     id = "SS074"

@@ -163,6 +163,8 @@ def test_header_is_looked_at_again_but_not_that_of_a_raw_image(name: str) -> Non
         (b"QFI\xfb", ""),
         (b"", ""),
         (b"PK\3\4", ""),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"\x50\x2a\x4d\x18\4\0", "zstd"),
     ],
 )
 def test_compression_is_recognised(head: bytes, kind: str) -> None:
@@ -170,7 +172,7 @@ def test_compression_is_recognised(head: bytes, kind: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive"])
-@pytest.mark.parametrize("kind", MAGIC)
+@pytest.mark.parametrize("kind", sorted(set(MAGIC) - {"zstd"}))  # a program: tests/images
 def test_what_does_not_begin_as_it_is_said_to_is_spoiled_and_not_empty(kind: str, content: bytes) -> None:
     with pytest.raises(Spoiled):
         list(unpacked(io.BytesIO(content), kind))

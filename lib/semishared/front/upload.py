@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from .. import store
 from ..errors import BadArguments, BadAttribute, RestrictedPath, UnsafeImage
+from ..intake import judge, unpack
 from ..intake import source as sources
-from ..intake import unpack
 from ..intake.source import Source
 from ..model.store.datastore_steps import ReceiveImage
 from ..opennebula.states import DatastoreType, ImageType
 from ..plan.image import images
 from ..store.dir import upload
-from ..tools import extents, files, inspection
+from ..tools import curl, extents, files, inspection
 from ..tools.effects import point
 from ..units import human
 
@@ -55,7 +55,7 @@ class Upload:
         """Return the source at the image's PATH; raise BadArguments for none, or an impossible one."""
         path = self._image.path
         if not path or any(not c.isprintable() for c in path):
-            raise BadArguments(f"not a path: {path!r}")
+            raise BadArguments(f"not a path: {curl.masked(path)!r}")
         sums = {kind: self._image.attribute(kind.upper()) for kind in ("md5", "sha1", "sha256")}
         decompress = self._datastore.attribute("NO_DECOMPRESS").lower()
         limit = self._datastore.attribute("LIMIT_TRANSFER_BW")
@@ -63,7 +63,14 @@ class Upload:
             raise BadAttribute(f"LIMIT_TRANSFER_BW of datastore {self._datastore.id} is {limit!r}")
         is_file = self._datastore.type == DatastoreType.FILE_DS
         given = {kind: text for kind, text in sums.items() if text}
-        return Source(path, given, decompress == "no" or (not decompress and not is_file), limit)
+        taken = judge.DISC if self._image.type == ImageType.CDROM else judge.DISK
+        return Source(
+            path,
+            given,
+            decompress == "no" or (not decompress and not is_file),
+            limit,
+            judge.ANYTHING if is_file else taken,
+        )
 
     def _check_allowed(self, real: str) -> None:
         """Raise RestrictedPath unless the datastore may read the file that PATH leads to."""
@@ -103,18 +110,16 @@ class Upload:
             from ..intake import web
 
             self._check_allowed_url()
-            with unpack.within(limit_s, source.path):
+            with unpack.within(limit_s, source.name):
                 return self._not_empty(web.size_of(source, self._most, limit_s))
         with unpack.within(limit_s, source.path), sources.opened(source.path) as opened:
             self._check_allowed(sources.real_path(opened))
-            return self._not_empty(
-                sources.size_of(opened, self._most, source.path, source.decompress, limit_s)
-            )
+            return self._not_empty(sources.size_of(source, opened, self._most, limit_s))
 
     def _not_empty(self, size: int) -> int:
         """Return the size of a future disk; raise UnsafeImage for 0: making the file has failed."""
         if not size and self._datastore.type != DatastoreType.FILE_DS:
-            raise UnsafeImage(f"{self._source.path} is empty: it holds no disk")
+            raise UnsafeImage(f"{self._source.name} is empty: it holds no disk")
         return size
 
     def carry_out(self, step: StoreUpload) -> str:
@@ -141,7 +146,7 @@ class Upload:
                 )
                 store.of(image.access).publish(image, path, known, sparse=sparse)
                 stored = f"{human(files.allocated(image.source))} on disk"
-        self._report.info(f"{self._source.path} stored as {image.source} ({stored})")
+        self._report.info(f"{self._source.name} stored as {image.source} ({stored})")
         return format
 
     def _brought(self, up: upload.Upload) -> unpack.Kept:
@@ -156,23 +161,24 @@ class Upload:
                 self._check_allowed(sources.real_path(opened))
                 kept = unpack.copy(opened, up.file("copy"), bound, source.path)
             point("copied in")
-        sources.check_sums(kept.path, source.checksums, source.path)
+        sources.check_sums(kept.path, source.checksums, source.name)
         return (
-            sources.decompress(kept, up.file("decompressed"), bound, source.path)
+            sources.decompress(kept, up.file("decompressed"), bound, source.name)
             if source.decompress
             else kept
         )
 
     def _judged(self, kept: unpack.Kept) -> str:
-        """Return the format of a private copy; raise UnsafeImage, UploadTooLarge."""
-        bound, name = self._bound, self._source.path
-        if self._datastore.type == DatastoreType.FILE_DS or self._image.type == ImageType.CDROM:
-            bound.check_data(kept, "raw", name)
-            return "raw"
-        found = inspection.inspect(kept.path, self._most, name)
+        """Return the format of a private copy; raise as judge.file, UploadTooLarge."""
+        bound, source, name = self._bound, self._source, self._source.name
+        found = judge.file(kept.path, source.taken, self._most, name, packed=not source.decompress)
         bound.check_disk(found.virtual_size, name)
         if found.format in images.STORED:
             bound.check_data(kept, found.format, name)
+        if found.snapshots:
+            self._report.warn(
+                f"image {self._image.id}: {name} has {found.snapshots} internal snapshots, which no VM sees"
+            )
         return found.format
 
     def _stored_format(self, kept: unpack.Kept, found: str) -> str:

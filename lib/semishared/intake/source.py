@@ -20,15 +20,14 @@ from ..errors import (
     UnsafeImage,
 )
 from ..named import NamedTuple
-from ..tools import inspection
+from ..tools import curl, inspection
 from ..tools.effects import point
 from ..tools.run import SILENT_S, run, stream
 from ..units import amount
+from . import judge, packed_size
 from . import unpack as intake_unpack
 from .unpack import Bound, Kept, Spoiled, Work, decompressor, unpacked
 
-URL = r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z"
-"""The URLs that are accepted: OpenNebula's downloader puts them in single quotes in a shell command."""
 SSH_URL = (
     r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z"
 )
@@ -39,6 +38,8 @@ DOWNLOADER = os.path.join(
     os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "datastore", "downloader.sh"
 )
 SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "--"]
+RETRY = ["--retry", "3"]
+"""For what a server says before the first byte: too many requests, a gateway that is away."""
 HEAD = 64 << 10
 """Bytes at the beginning of a file that contain its virtual size, if it has a header."""
 
@@ -50,6 +51,18 @@ class Source(NamedTuple):
     checksums: dict[str, str]
     decompress: bool
     limit_rate: str
+    taken: str = judge.DISK
+    """As what: judge.DISK, DISC or ANYTHING."""
+
+    @property
+    def name(self) -> str:
+        """PATH as lines show it: a URL without its password."""
+        return curl.masked(self.path)
+
+    @property
+    def trusting(self) -> bool:
+        """Whether any certificate will do: a checksum says what the content is, and there is no password."""
+        return bool(self.checksums) and not curl.has_password(self.path)
 
     @property
     def is_url(self) -> bool:
@@ -82,8 +95,11 @@ class Source(NamedTuple):
         if scheme not in ("http", "https", "ssh"):
             which = "only local files and http, https and ssh URLs can be"
             raise NotSupported(f"uploads from {scheme}://, {which}")
-        if not (self.ssh if scheme == "ssh" else re.match(URL, self.path)):
-            raise BadArguments(f"not a URL that can be fetched: {self.path!r}")
+        if scheme == "ssh":
+            if not self.ssh:
+                raise BadArguments(f"not a URL that can be fetched: {self.path!r}")
+        else:
+            curl.escaped(self.path)
 
 
 @contextmanager
@@ -135,35 +151,39 @@ def refuse_greeting(destination: str) -> None:
 
 
 def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s: float) -> Kept:
-    """Download a URL to `target`, by OpenNebula's downloader if it is installed, else by curl or ssh.
+    """Download a URL to `target`: from the web by curl, a backup by OpenNebula's downloader, else by ssh.
 
     Raise SourceUnavailable, UploadTooLarge, or SourceTooSlow for less than `least_rate` bytes per second
     within `window_s` seconds. A backup repository may be silent for long: there only SILENT_S of silence
     counts.
     """
     source.check_url()
+    stdin = b""
     if source.ssh:
         refuse_greeting(source.ssh[0])
-    if os.path.exists(DOWNLOADER):
+    if source.backup_store == -1 and not source.ssh:
+        # Not by the downloader, whose command line has the URL, and its password, for all to read.
+        limit = ["--limit-rate", source.limit_rate] if source.limit_rate else []
+        argv, stdin = [*curl.argv(source.trusting), *RETRY, *limit], curl.config(source.path)
+    elif os.path.exists(DOWNLOADER):
         limit = ["--limit", source.limit_rate] if source.limit_rate else []
         argv = [os.path.normpath(DOWNLOADER), "--nodecomp", *limit, source.path, "-"]
-    elif source.ssh:
-        argv = [*SSH, source.ssh[0], f"cat -- '{source.ssh[1]}'"]
     else:
-        limit = ["--limit-rate", source.limit_rate] if source.limit_rate else []
-        argv = ["curl", "-sSfL", "--proto", "=http,https", *limit, "--", source.path]
+        assert source.ssh
+        argv = [*SSH, source.ssh[0], f"cat -- '{source.ssh[1]}'"]
     if source.limit_rate:
         least_rate = min(least_rate, amount(source.limit_rate) / 2)
     judged = bool(least_rate) and source.backup_store == -1
     silence_s = window_s if judged else SILENT_S
     try:
-        with closing(stream(argv, silence_s=silence_s)) as chunks:
-            paced = intake_unpack.paced(chunks, least_rate, window_s, source.path) if judged else chunks
-            kept = intake_unpack.keep(paced, target, bound, source.path)
+        with closing(stream(argv, stdin=stdin, silence_s=silence_s)) as chunks:
+            paced = intake_unpack.paced(chunks, least_rate, window_s, source.name) if judged else chunks
+            kept = intake_unpack.keep(paced, target, bound, source.name)
     except ToolFailed as e:
-        raise SourceUnavailable(f"{source.path} could not be downloaded: {e.detail}") from None
+        why = curl.reason(e.detail, source.path) if stdin else e.detail
+        raise SourceUnavailable(f"{source.name} could not be downloaded: {why}") from None
     except ToolTimeout:
-        raise SourceTooSlow(f"{source.path} has sent nothing for {silence_s:.0f} s") from None
+        raise SourceTooSlow(f"{source.name} has sent nothing for {silence_s:.0f} s") from None
     point("downloaded")
     return kept
 
@@ -190,22 +210,32 @@ def _whole(name: str) -> Iterator[None]:
         raise UnsafeImage(f"{name}: {e}") from None
 
 
-def size_of(path: str, max_virtual_size: int, name: str, unpack: bool, most_s: float) -> int:
-    """Return the virtual size in bytes of the image in the local file `path`; `unpack` it if needed.
+def size_of(source: Source, path: str, max_virtual_size: int, most_s: float) -> int:
+    """Return the virtual size in bytes of the image in the open local file `path`; unpack it if needed.
 
-    Raise as `inspection.inspect`, SourceTooSlow if unpacking takes too much CPU time.
+    Raise as `judge.file`, SourceTooSlow if unpacking takes too much CPU time.
     """
     with open(path, "rb") as file:
-        kind = decompressor(file.read(6)) if unpack else ""
+        kind = decompressor(file.read(6)) if source.decompress else ""
         if not kind:
-            return inspection.inspect(path, max_virtual_size, name).virtual_size
+            return judge.file(
+                path, source.taken, max_virtual_size, source.name, packed=not source.decompress
+            ).virtual_size
         file.seek(0)
-        with _whole(name), closing(unpacked(file, kind, Work(most_s))) as pieces:
-            return unpacked_size(pieces, max_virtual_size, name)
+        with judge.opened(path, source.name) as content:
+            told = packed_size.size(content, kind)
+        with _whole(source.name), closing(unpacked(file, kind, Work(most_s))) as pieces:
+            return unpacked_size(pieces, source, max_virtual_size, told)
 
 
-def unpacked_size(pieces: Iterator[bytes], max_virtual_size: int, name: str) -> int:
-    """Return the virtual size of the image in `pieces`, by its header if it has one; raise UnsafeImage."""
+def unpacked_size(
+    pieces: Iterator[bytes], source: Source, max_virtual_size: int, plain: int | None = None
+) -> int:
+    """Return the virtual size of the image in `pieces`, by its header if it has one.
+
+    `plain`: what `pieces` are altogether, None if that is unknown; then they are read to their end. Raise as
+    `judge.beginning`.
+    """
     head, size = b"", 0
     for piece in pieces:
         size += len(piece)
@@ -213,11 +243,12 @@ def unpacked_size(pieces: Iterator[bytes], max_virtual_size: int, name: str) -> 
             head += piece
             if len(head) < HEAD:
                 continue
-            told = inspection.size_in_header(head, name)
-            if told is not None:
+            told = judge.beginning(head, plain, source.taken, max_virtual_size, source.name)
+            if told is not None or plain is not None:
                 break
-        inspection.check_claim(size, max_virtual_size, name)
-    told = inspection.size_in_header(head, name)
-    size = size if told is None else told
-    inspection.check_claim(size, max_virtual_size, name)
-    return size
+        inspection.check_claim(size, max_virtual_size, source.name)
+    told = judge.beginning(head, plain, source.taken, max_virtual_size, source.name)
+    if told is None:
+        told = size if plain is None else plain
+    inspection.check_claim(told, max_virtual_size, source.name)
+    return told

@@ -8,15 +8,22 @@ one that is used.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
-from contextlib import contextmanager
-from typing import IO, Any, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Generator, Iterable, Iterator
 
-from ..errors import SourceTooSlow, UploadTooLarge
+from ..errors import SourceTooSlow, ToolFailed, UploadTooLarge
 from ..named import NamedTuple
 from ..tools import extents
+from ..tools.filter import through
 from ..units import MiB, human
+
+if TYPE_CHECKING:
+    from typing import Protocol
+else:
+    Protocol = object
 
 PIECE = 1 << 20
 MEMORY = 256 << 20
@@ -27,11 +34,17 @@ PER_MIB_S = 1.0
 
 An image with real data needs a tenth of that.
 """
-MAGIC = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "lzma": b"\xfd7zXZ\0"}
+MAGIC = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "lzma": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
+SKIPPED = b"\x2a\x4d\x18"
+"""Bytes 1 to 3 of a frame that zstd skips: pzstd begins with one."""
+UNZSTD = ["zstd", "-q", "-d", "-c"]
+"""Python has no module for zstd before 3.14. It refuses windows of more than 128 MiB itself."""
 
 
 def decompressor(head: bytes) -> str:
-    """Return 'gzip', 'bz2', 'lzma' or '' by the first bytes."""
+    """Return 'gzip', 'bz2', 'lzma', 'zstd' or '' by the first bytes."""
+    if head[1:4] == SKIPPED and head[0] & 0xF0 == 0x50:
+        return "zstd"
     return next((kind for kind, magic in MAGIC.items() if head.startswith(magic)), "")
 
 
@@ -54,11 +67,21 @@ class Spoiled(Exception):
     """The data is not of the announced format, is truncated, or needs too much memory."""
 
 
-def unpacked(file: IO[bytes], kind: str, work: Work | None = None) -> Generator[bytes, None, None]:
+class Packed(Protocol):
+    """What packed bytes are read from, an open file or a download."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return some bytes, at most `size`; none at the end."""
+
+
+def unpacked(file: Packed, kind: str, work: Work | None = None) -> Generator[bytes, None, None]:
     """Yield the unpacked content of `file` in pieces of at most a MiB; join streams, as the tools do.
 
     Raise Spoiled, or SourceTooSlow if `work` is used up.
     """
+    if kind == "zstd":
+        yield from _by_zstd(file, work)
+        return
     data, streams = file.read(PIECE), 0
     # Other data behind a stream than another stream is ignored.
     while not streams or data.startswith(MAGIC[kind]):
@@ -81,6 +104,24 @@ def unpacked(file: IO[bytes], kind: str, work: Work | None = None) -> Generator[
             if not more:
                 break
             data = (data + more).lstrip(b"\0")
+
+
+def _by_zstd(file: Packed, work: Work | None) -> Generator[bytes, None, None]:
+    def read() -> bytes:
+        data = file.read(PIECE)
+        if work:
+            work.came(len(data))
+        return data
+
+    try:
+        with closing(through(UNZSTD, read)) as pieces:
+            for piece in pieces:
+                if work:
+                    work.came(0)
+                yield piece
+    except ToolFailed as e:
+        said = re.sub(r"\A.*?: (?:zstd: )?(?:/\*stdin\*\\ *: )?", "", e.detail.partition(": ")[2])
+        raise Spoiled(f"the zstd data cannot be decompressed: {said}") from None
 
 
 class _Unpacker:

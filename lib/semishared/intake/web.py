@@ -1,85 +1,201 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virtual size of an image behind a URL. oned waits for it, so only the beginning is fetched.
 
-A compressed raw image has no header with a size: it is read to its end, within the time limit.
+A compressed raw image has no header with a size. Of xz the index is asked for, of zstd the first frame tells;
+others are read to their end, within the time limit.
 """
 
 from __future__ import annotations
 
-import http.client
 import io
-import urllib.request
-from contextlib import closing
-from typing import IO, ContextManager
+import re
+from contextlib import closing, contextmanager
+from typing import Generator, Iterator
 
-from ..errors import NotSupported, SourceUnavailable, ToolFailed
-from ..tools import inspection
-from ..tools.run import piped, run
+from ..errors import NotSupported, SourceTooSlow, SourceUnavailable, ToolFailed, ToolTimeout
+from ..named import NamedTuple
+from ..tools import curl, inspection
+from ..tools.run import piped, run, stream
+from . import headers, judge, packed_size
 from .source import HEAD, SSH, Source, refuse_greeting, unpacked_size
-from .unpack import Spoiled, Work, decompressor, unpacked
+from .unpack import Packed, Spoiled, Work, decompressor, unpacked
+
+SILENT_S = 60.0
+LONGEST_HEADER = 256 << 10
+TAIL = 1 << 20
+"""Bytes of the end of an xz file that are asked for: the index of a terabyte."""
 
 
 def size_of(source: Source, max_virtual_size: int, most_s: float) -> int:
     """Return the virtual size in bytes of the image behind a URL, by its header or else by the server.
 
-    The caller limits the total time (unpack.within). Raise UnsafeImage beyond `max_virtual_size`,
-    SourceUnavailable, NotSupported if the size is unknown, SourceTooSlow if unpacking takes too much CPU
-    time.
+    The caller limits the total time (unpack.within). Raise as `judge.beginning`, SourceUnavailable,
+    NotSupported if the size is unknown, SourceTooSlow if unpacking takes too much CPU time.
     """
     source.check_url()
-    head, length = _first_bytes_by_ssh(*source.ssh) if source.ssh else _first_bytes(source.path)
+    head, length = _first_bytes_by_ssh(*source.ssh) if source.ssh else _first_bytes(source, max_virtual_size)
     kind = decompressor(head) if source.decompress else ""
     if kind:
-        told = inspection.size_in_header(_unpacked(head, kind), source.path)
+        plain = _unpacked(head, kind)
+        whole = len(head) < HEAD
+        # What is shorter than its head is known wholly, and then it has an end.
+        told = judge.beginning(plain, None, source.taken, max_virtual_size, source.name) if plain else None
+        if told is None and not whole:
+            told = _by_index(source, kind, head, length)
         if told is None:
             return _size_unpacked(source, kind, max_virtual_size, most_s)
-        inspection.check_claim(told, max_virtual_size, source.path)
+        inspection.check_claim(told, max_virtual_size, source.name)
         return told
-    size = inspection.size_in_header(head, source.path)
+    packed = not source.decompress
+    size = judge.beginning(head, length, source.taken, max_virtual_size, source.name, packed)
     size = length if size is None else size
     if size is None:
-        raise NotSupported(f"{source.path} does not tell its size: upload it from a file")
-    inspection.check_claim(size, max_virtual_size, source.path)
+        raise NotSupported(f"{source.name} does not tell its size: upload it from a file")
+    inspection.check_claim(size, max_virtual_size, source.name)
     return size
+
+
+def _by_index(source: Source, kind: str, head: bytes, length: int | None) -> int | None:
+    """Return the unpacked size by the file's own word, None if it has none or the server does not send it."""
+    if length is None or source.ssh:
+        return None
+    content = headers.beginning(head, length)
+    if kind == "lzma":
+        try:
+            with _answered(source, f"{max(length - TAIL, 0)}-") as answer:
+                tail = b"".join(answer.chunks) if answer.status == 206 else b""
+        except SourceUnavailable:
+            return None
+        if len(tail) != min(TAIL, length):
+            return None
+        start = length - len(tail)
+
+        def at(offset: int, size: int) -> bytes:
+            if offset >= start:
+                return tail[offset - start : offset - start + size]
+            # The beginning of the stream, which is read only where the file is one.
+            return head[offset : offset + size]
+
+        content = headers.Content(at, length, whole=False)
+    return packed_size.size(content, kind)
 
 
 def _size_unpacked(source: Source, kind: str, max_virtual_size: int, most_s: float) -> int:
     """Return the virtual size of a compressed image; only one without a header is read to its end."""
     try:
         with _opened(source) as packed, closing(unpacked(packed, kind, Work(most_s))) as pieces:
-            return unpacked_size(pieces, max_virtual_size, source.path)
-    except (OSError, http.client.HTTPException, Spoiled) as e:
-        raise SourceUnavailable(f"{source.path}: {getattr(e, 'reason', None) or e}") from None
+            return unpacked_size(pieces, source, max_virtual_size)
+    except (OSError, Spoiled) as e:
+        raise SourceUnavailable(f"{source.name}: {e}") from None
 
 
 def _unpacked(head: bytes, kind: str) -> bytes:
     """Return the beginning of the unpacked file, given its packed `head`."""
     found = b""
     try:
-        for piece in unpacked(io.BytesIO(head), kind):
-            found += piece
-            if len(found) >= HEAD:
-                break
+        with closing(unpacked(io.BytesIO(head), kind)) as pieces:
+            for piece in pieces:
+                found += piece
+                if len(found) >= HEAD:
+                    break
     except Spoiled:
         pass
     return found
 
 
-def _opened(source: Source) -> ContextManager[IO[bytes]]:
+class _Answer(NamedTuple):
+    """What a web server has sent, behind all redirections."""
+
+    status: int
+    length: int | None
+    """Of the content, if the server says it."""
+    chunks: Iterator[bytes]
+
+
+class _Download:
+    """Chunks as a file to read from."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest = chunks, b""
+
+    def read(self, size: int, /) -> bytes:
+        data = self._rest or next(self._chunks, b"")
+        self._rest = data[size:]
+        return data[:size]
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[Packed]:
     if source.ssh:
-        return piped([*SSH, source.ssh[0], f"cat -- '{source.ssh[1]}'"], feed=False)
-    opened: ContextManager[IO[bytes]] = urllib.request.urlopen(source.path, timeout=60)
-    return opened
+        with piped([*SSH, source.ssh[0], f"cat -- '{source.ssh[1]}'"], feed=False) as file:
+            yield file
+        return
+    with _answered(source) as answer:
+        yield _Download(answer.chunks)
 
 
-def _first_bytes(url: str) -> tuple[bytes, int | None]:
-    """Return the beginning of a file on a web server, and its length if the server sends it."""
+@contextmanager
+def _answered(source: Source, range: str = "") -> Iterator[_Answer]:
+    """Ask for a file on a web server, or for a range of it ("FIRST-LAST").
+
+    Raise SourceUnavailable, SourceTooSlow.
+    """
+    words = ["--include", "--suppress-connect-headers", *(["--range", range] if range else [])]
+    chunks = stream([*curl.argv(source.trusting), *words], stdin=curl.config(source.path), silence_s=SILENT_S)
     try:
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            length = answer.headers.get("Content-Length", "")
-            return answer.read(HEAD), int(length) if length.isascii() and length.isdigit() else None
-    except (OSError, http.client.HTTPException, ValueError) as e:
-        raise SourceUnavailable(f"{url}: {getattr(e, 'reason', None) or e}") from None
+        with closing(chunks):
+            yield _answer(chunks)
+    except ToolFailed as e:
+        raise SourceUnavailable(f"{source.name}: {curl.reason(e.detail, source.path)}") from None
+    except ToolTimeout:
+        raise SourceTooSlow(f"{source.name} has sent nothing for {SILENT_S:.0f} s") from None
+
+
+def _answer(chunks: Generator[bytes, None, None]) -> _Answer:
+    """Return the last answer in what curl prints: the header of each one comes before its content."""
+    data = b""
+    while True:
+        head, found, rest = data.partition(b"\r\n\r\n")
+        if not found:
+            chunk = next(chunks, b"")
+            if not chunk or len(data) > LONGEST_HEADER:
+                return _Answer(0, None, iter(()))
+            data += chunk
+            continue
+        first = re.match(rb"HTTP/[0-9.]+ ([0-9]{3})", head)
+        status = int(first.group(1)) if first else 0
+        fields = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (line.partition(b":") for line in head.split(b"\r\n")[1:])
+        }
+        if 100 <= status < 200 or (300 <= status < 400 and b"location" in fields):
+            data = rest
+            continue
+        length = fields.get(b"content-length", b"")
+        return _Answer(
+            status, int(length) if re.fullmatch(rb"[0-9]{1,19}", length) else None, _behind(rest, chunks)
+        )
+
+
+def _behind(rest: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    if rest:
+        yield rest
+    yield from chunks
+
+
+def _first_bytes(source: Source, most: int) -> tuple[bytes, int | None]:
+    """Return the beginning of a file on a web server, and its length if the server sends it.
+
+    Raise UnsafeImage for more than `most` bytes.
+    """
+    with _answered(source) as answer:
+        inspection.check_claim(answer.length or 0, most, source.name)
+        head = b""
+        for chunk in answer.chunks:
+            head += chunk
+            if len(head) >= HEAD:
+                break
+        return head[:HEAD], answer.length
 
 
 def _first_bytes_by_ssh(destination: str, path: str) -> tuple[bytes, int | None]:

@@ -11,26 +11,26 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import tempfile
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Iterator
 
-from ..errors import BadArguments, MissingImage, ToolMissing, of_system
-from . import owner
+from ..errors import BadArguments, MissingImage, SourceUnavailable, ToolFailed, ToolMissing, of_system
+from . import curl, owner
 from .effects import point
-from .run import PATH, run
+from .run import PATH, run, stream
 
-TOOLS = (["genisoimage"], ["mkisofs"], ["xorriso", "-as", "mkisofs"])
+TOOLS = (["xorriso", "-as", "mkisofs"], ["genisoimage", "-joliet-long"], ["mkisofs", "-joliet-long"])
+"""xorriso first, as OpenNebula has it: names may be equal in their first 103 letters."""
 NAME = re.compile(r"[^/\x00-\x1f]{1,200}\Z")
 PREFIX = "semishared-context-"
-URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z")
 
 
 def _split(argument: str) -> tuple[str, str]:
     """Return path and name in the ISO of a `path[:name]` argument; raise BadArguments."""
     if "://" in argument:
-        if not URL.match(argument):
-            raise BadArguments(f"not a URL that can be fetched: {argument!r}")
+        curl.escaped(argument)
         return argument, os.path.basename(argument.split("?")[0]) or "file"
     path, colon, name = argument.partition(":")
     name = name.strip("'") if colon else os.path.basename(path)
@@ -88,10 +88,40 @@ def _in_datastore(path: str, datastores: str) -> tuple[str, str]:
     return f"{datastores}/{number}", below
 
 
+def _download(url: str, target: str) -> None:
+    """Fetch a URL into the new file `target`; raise SourceUnavailable, without a password in it."""
+    try:
+        with open(target, "wb") as file, closing(stream(curl.argv(), stdin=curl.config(url))) as chunks:
+            for chunk in chunks:
+                file.write(chunk)
+    except ToolFailed as e:
+        raise SourceUnavailable(f"context file {curl.masked(url)}: {curl.reason(e.detail, url)}") from None
+
+
+def _copy_tree(path: str, target: str) -> None:
+    """Copy a directory as `cp -R` of OpenNebula's driver does: links stay links, also dead ones.
+
+    Raise MissingImage for what an ISO cannot hold: a FIFO, a socket or a device.
+    """
+    for directory, folders, names in os.walk(path):
+        for name in (*folders, *names):
+            mode = os.lstat(f"{directory}/{name}").st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                raise MissingImage(
+                    f"context file {directory}/{name} is a FIFO, a socket or a device, which no ISO holds"
+                )
+    try:
+        shutil.copytree(path, target, symlinks=True, dirs_exist_ok=True)
+    except shutil.Error as e:
+        # One row for each file: (from, to, reason).
+        which, _, why = e.args[0][0]
+        raise MissingImage(f"context file {which}: {why}") from None
+
+
 def _fill(content: str, pairs: list[tuple[str, str]], more: bytes, datastores: str) -> None:
     for path, name in pairs:
         if "://" in path:
-            run(["curl", "-sSfL", "--proto", "=http,https", "-o", f"{content}/{name}", "--", path])
+            _download(path, f"{content}/{name}")
             continue
         try:
             root, below = _in_datastore(path, datastores)
@@ -104,9 +134,11 @@ def _fill(content: str, pairs: list[tuple[str, str]], more: bytes, datastores: s
                 ):
                     shutil.copyfileobj(source, target)
             elif os.path.isdir(path):
-                shutil.copytree(path, f"{content}/{name}", dirs_exist_ok=True)
+                _copy_tree(path, f"{content}/{name}")
             else:
                 shutil.copyfile(path, f"{content}/{name}")
+        except shutil.SpecialFileError:
+            raise MissingImage(f"context file {path} is no regular file") from None
         except OSError as e:
             what = f"context file {path}, on its way to {content}: {e.strerror}"
             raise of_system(e, what, MissingImage) from None

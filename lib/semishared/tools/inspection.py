@@ -96,7 +96,8 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
     virtual_size = size if format == "raw" else 0 if format == "vhdx" else size_in_header(head) or 0
     if format != "raw" and virtual_size <= max_virtual_size:
         try:
-            virtual_size = qemu_img.virtual_size(path, format, foreign=True)
+            whole = qemu_img.whole_disk(path, format)
+            virtual_size = qemu_img.virtual_size(whole, format, foreign=True)
         except ToolFailed as e:
             raise ToolFailed(e.detail.replace(path, name).replace(beneath.readable(path), name)) from None
     check_claim(virtual_size, max_virtual_size, name)
@@ -123,9 +124,7 @@ def size_in_header(head: bytes, name: str = "") -> int | None:
     if format == "vdi":
         return int(struct.unpack("<Q", head[368:376])[0])
     if format == "vpc":
-        # QEMU uses the geometry or the size, depending on the program that wrote the header.
-        size, cylinders, heads, sectors = struct.unpack(">QHBB", head[48:60])
-        return max(int(size), int(cylinders * heads * sectors) * 512)
+        return int(struct.unpack(">Q", head[48:56])[0])
     if format == "vhdx":
         raise NotSupported(
             f"{name or 'a VHDX image'} does not tell its size at its beginning: convert it to "

@@ -37,12 +37,24 @@ MKFS = {
 def info(path: str, format: str, *, foreign: bool = False) -> dict[str, object]:
     """Return the answer of `qemu-img info`; works on images in use."""
     limits = [*FOREIGN, INFO_CPU, "--"] if foreign else []
-    text = run([*limits, "qemu-img", "info", "--force-share", "--output=json", "-f", format, path])
+    argv = [*limits, "qemu-img", "info", "--force-share", "--output=json", *_format(path, format)]
+    text = run([*argv, path])
     try:
         data = json.loads(text)
     except ValueError:
         raise ToolFailed(f"qemu-img info {path}: answer is not JSON") from None
     return data if isinstance(data, dict) else {}
+
+
+def whole_disk(path: str, format: str) -> str:
+    """Return the name by which QEMU reads all of a foreign image.
+
+    For VHDs of some programs (VirtualBox, Virtual PC) it goes by the geometry, which is up to 2 MiB less.
+    """
+    if format != "vpc":
+        return path
+    file = {"driver": "file", "filename": path}
+    return "json:" + json.dumps({"driver": "vpc", "force_size_calc": "current_size", "file": file})
 
 
 def virtual_size(path: str, format: str, *, foreign: bool = False) -> int:

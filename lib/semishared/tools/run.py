@@ -128,7 +128,7 @@ def run(
     """
 
     def wait(process: subprocess.Popen[bytes]) -> int:
-        code = _wait(process, timeout_s)
+        code = end_of(process, timeout_s)
         if code is None:
             raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s: {line_of(argv)}")
         return code
@@ -213,6 +213,15 @@ def start_piped(argv: list[str], err: int, *, feed: bool) -> tuple[subprocess.Po
     return process, pipe
 
 
+def start_filter(argv: list[str], err: int) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
+    """Start a program that dies with this process; return it, its stdin and its stdout. Raise ToolMissing."""
+    import subprocess
+
+    process = _start(argv, subprocess.PIPE, subprocess.PIPE, err)
+    assert process.stdin and process.stdout
+    return process, process.stdin, process.stdout
+
+
 def _run(
     argv: list[str],
     wait: Callable[[subprocess.Popen[bytes]], int],
@@ -234,7 +243,7 @@ def _run(
     return stdout.decode("utf-8", "replace")
 
 
-def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+def end_of(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
     """Return the exit code, None if the program had to be killed after `timeout_s` seconds."""
     code = _ended(process, timeout_s)
     if code is None:
@@ -379,7 +388,7 @@ def filtered(argv: list[str], data: bytes | memoryview) -> bytes:
     """Return the output of `argv` for the input `data`; raise as `run`."""
     with memory() as given, memory() as out, memory() as err:
         os.pwrite(given, data, 0)
-        code = _wait(_start(argv, given, out, err), QUICK_S)
+        code = end_of(_start(argv, given, out, err), QUICK_S)
         if code is None:
             raise ToolTimeout(f"{argv[0]} did not end within {QUICK_S} s")
         if code:

@@ -112,7 +112,7 @@ def convert(path: str, found: str, wanted: str, upload: Upload) -> str:
     if found == wanted:
         return path
     target = upload.file("converted")
-    qemu_img.convert(path, found, target, wanted, foreign=True)
+    qemu_img.convert(qemu_img.whole_disk(path, found), found, target, wanted, foreign=True)
     point("converted")
     os.unlink(path)
     return target
