@@ -79,6 +79,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     },
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 45},
     "store": {"paths": ["tests/store"], "minutes": 30},
+    "images": {"paths": ["tests/images"], "minutes": 20},
     "operate": {"paths": ["tests/operate"], "minutes": 40},
     "upgrade": {
         "paths": [f"tests/upgrade/test_{name}.py" for name in ("dir", "configuration", "killed")],

@@ -154,6 +154,7 @@ def _highest_cluster(words: Iterable[int], bits: int) -> int:
 # -- VMDK (sparse extents)
 
 AT_END = (1 << 64) - 1
+PACKED = 1 << 16
 
 
 def _vmdk(content: Content) -> Facts:
@@ -181,13 +182,20 @@ def _vmdk_missing(content: Content) -> str:
     if tables > MOST_ENTRIES or per_table > MOST_ENTRIES:
         return ""
     seen, length = {0}, content.length
-    for sector in _table(content, directory * SECTOR, tables, "I"):
+    packed = struct.unpack("<I", head[8:12])[0] & PACKED
+    for number, sector in enumerate(_table(content, directory * SECTOR, tables, "I")):
         if sector in seen:
             continue
         seen.add(sector)
         if sector * SECTOR >= length:
             return "tables of its grains"
-        if max(_table(content, sector * SECTOR, per_table, "I"), default=0) * SECTOR >= length:
+        words = _table(content, sector * SECTOR, per_table, "I")
+        highest = max(words, default=0) * SECTOR
+        if highest >= length:
+            return "grains with data"
+        # The last grain of a disk may be short, and a packed one is of any size.
+        covered = (number * per_table + words.index(highest // SECTOR)) * grain
+        if highest and not packed and highest + min(grain, capacity - covered) * SECTOR > length:
             return "grains with data"
     return ""
 
@@ -331,8 +339,9 @@ def _vhdx_missing(content: Content) -> str:
         return "its tables"
     offset, length = places[BAT]
     words = _table(content, offset, min(length // 8, MOST_ENTRIES), "Q")
+    # Blocks with bitmaps stand among them, of 1 MiB, the least that a block may have.
     highest = max(((word >> 20) * MiB for word in words if word & 7 in (PRESENT, PARTLY)), default=0)
-    return "blocks with data" if highest >= content.length else ""
+    return "blocks with data" if highest and content.ends_before(highest + MiB) else ""
 
 
 # -- raw: a CD, or a disk with a partition table

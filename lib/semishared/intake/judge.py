@@ -17,12 +17,10 @@ from ..tools import inspection
 from . import headers, not_disks
 from .headers import Content
 
-VHD = re.compile(r"\.a?vhd(?:\.[a-z0-9]{2,4})?\Z", re.IGNORECASE)
+VHD = r"(?i)\.a?vhd(?:\.[a-z0-9]{2,4})?\Z"
 """Names of VHDs, packed ones too. A fixed one has no header: cut off, it looks like a raw disk."""
-
-
 DISK, DISC, ANYTHING = "disk", "disc", "anything"
-"""What an upload is to be: a VM's disk, a CD-ROM, or a file of a file datastore, whose content does not matter."""
+"""What an upload is to be: a VM's disk, a CD-ROM, or a file of a file datastore, which may hold anything."""
 
 
 class Judged(NamedTuple):
@@ -59,7 +57,9 @@ def opened(path: str, name: str) -> Iterator[Content]:
 
 
 def file(path: str, taken: str, most: int, name: str, packed: bool) -> Judged:
-    """Return what the file `path` is, if it may be `taken` so; `packed`: compressed data may be stored as it is.
+    """Return what the file `path` is, if it may be `taken` so.
+
+    `packed`: compressed data may be stored as it is.
 
     Raise NotADisk, UnsafeImage (it has a parent, or more than `most` bytes), EncryptedDisk, DamagedImage; and
     as inspection.inspect.
@@ -79,7 +79,7 @@ def _disk(path: str, content: Content, most: int, name: str, packed: bool) -> Ju
     format = _looked_at(content, most, name, packed)
     found = headers.facts(content, format)
     _refuse_cut_off(name, content, headers.missing(content, format))
-    if format == "raw" and VHD.search(name):
+    if format == "raw" and re.search(VHD, name):
         raise DamagedImage(
             f"image called VHD without the footer of one: it is cut off, or a raw disk to be renamed: {name}"
         )

@@ -126,7 +126,7 @@ def _tar(head: bytes) -> Kind | None:
 
 
 def _lzma(head: bytes) -> Kind | None:
-    """Return what a file of the old .lzma is, which has no magic: properties, dictionary, size, and a zero."""
+    """Return what an old .lzma is, which has no magic: properties, dictionary, size, a zero."""
     if len(head) < 14 or head[0] != 0x5D or head[13]:
         return None
     dictionary, size = int.from_bytes(head[1:5], "little"), int.from_bytes(head[5:13], "little")

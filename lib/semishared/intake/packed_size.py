@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The unpacked size of a file by its own index: xz has one at its end, zstd a size in each frame's header.
 
-gz and bz2 have none (the last four bytes of gz are the size modulo 4 GiB): they are unpacked. The programs that unpack
-xz and zstd hold a file to that size. Sources: "The .xz File Format" 1.2, RFC 8878.
+gz and bz2 have none (the last four bytes of gz are the size modulo 4 GiB): they are unpacked. What unpacks xz
+and zstd holds a file to that size. Sources: "The .xz File Format" 1.2, RFC 8878.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ and so are the lines of errors.
 from __future__ import annotations
 
 import re
-import string
 
 from ..errors import BadArguments
 
@@ -27,11 +26,9 @@ _ARGV = [
     "-",
 ]
 """`globoff`: brackets in a URL are its own. --config -: the URL comes on stdin."""
-PLAIN = string.ascii_letters + string.digits + "-._~:/?#@!$&()*+,;=%"
+PLAIN = r"[A-Za-z0-9\-._~:/?#@!$&()*+,;=%]"
 """What stays as it is in a URL. A single quote does not: OpenNebula's downloader quotes with it."""
-AUTHORITY = re.compile(
-    r"(https?)://(?:([^/?#]*)@)?(\[[0-9A-Fa-f:.]+\]|[^/?#@:\[\]]+)(:[0-9]{1,5})?(?=[/?#]|\Z)(.*)\Z"
-)
+AUTHORITY = r"(https?)://(?:([^/?#]*)@)?(\[[0-9A-Fa-f:.]+\]|[^/?#@:\[\]]+)(:[0-9]{1,5})?(?=[/?#]|\Z)(.*)\Z"
 """Scheme, user and password, host, port; and what follows."""
 
 
@@ -40,7 +37,7 @@ def escaped(url: str) -> str:
 
     Raise BadArguments for what is no URL of http or https.
     """
-    match = AUTHORITY.match(url)
+    match = re.match(AUTHORITY, url)
     if not match:
         raise BadArguments(f"not a URL that can be fetched: {masked(url)!r}")
     scheme, user, host, port, rest = match.groups(default="")
@@ -56,7 +53,8 @@ def escaped(url: str) -> str:
 
 def _encoded(text: str) -> str:
     return "".join(
-        letter if letter in PLAIN else "".join(f"%{byte:02X}" for byte in letter.encode()) for letter in text
+        letter if re.match(PLAIN, letter) else "".join(f"%{byte:02X}" for byte in letter.encode())
+        for letter in text
     )
 
 
@@ -84,7 +82,7 @@ def argv(trusting: bool = False) -> list[str]:
 
 
 def has_password(url: str) -> bool:
-    match = AUTHORITY.match(url)
+    match = re.match(AUTHORITY, url)
     return bool(match and match.group(2))
 
 

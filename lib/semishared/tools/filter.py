@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, Generator
+from typing import IO, Callable, Generator
 
 from ..errors import ToolTimeout
 from . import run
@@ -49,15 +49,23 @@ def through(
                     if not chunk:
                         break
                     yield chunk
+            # zstd that has failed waits until its input ends.
+            _close(into)
             code = run.end_of(process, ENDS_S)
+            if code is None:
+                raise ToolTimeout(f"{argv[0]} has not ended {ENDS_S:.0f} s after its output")
         except BaseException:
             run.end_of(process, 0.0)
             raise
         finally:
-            for file in (into, out):
-                try:
-                    file.close()
-                except OSError:
-                    pass
+            _close(into)
+            _close(out)
         if code:
             raise run.failure(argv, code, run.read_ends(err))
+
+
+def _close(file: IO[bytes]) -> None:
+    try:
+        file.close()
+    except OSError:
+        pass
