@@ -67,6 +67,8 @@ TITLES = {
     49: "Small ones",
     50: "Hosts answer as they are",
     51: "An upload is the disk that its header says, and all of it",
+    53: "VMs are sent to where they can be deployed",
+    54: "A datastore that lost attributes is never another store",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

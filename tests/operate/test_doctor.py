@@ -16,6 +16,7 @@ import pytest
 from configurations import oned_conf, vmm_execrc
 from lab import Node
 from lab.cloud import DATASTORES, STORE, SYSTEM, Cloud
+from lab.oned.objects import Datastore
 from system.test_monitoring import hidden, hung
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
@@ -158,6 +159,23 @@ H2: Callable[[Cloud], Node] = lambda cloud: cloud.lab.node("h2")  # noqa: E731
 FULL = f"{DATASTORES}/.semishared"
 OWN_DIR = f"install -d -o oneadmin -g oneadmin {FULL}"
 FILL = f"head -c 2M /dev/zero >{FULL}/fill || true"
+
+
+@contextmanager
+def stock_pair(cloud: Cloud) -> Iterator[None]:
+    """Have a stock pair of datastores with an image; ours say that they are no place for its VMs, it does not."""
+    oned = cloud.oned
+    oned.datastores[STORE].template["COMPATIBLE_SYS_DS"] = str(SYSTEM)
+    oned.datastores[0] = Datastore(0, "system", 1, "-", "qcow2", f"{DATASTORES}/0", {})
+    oned.datastores[1] = Datastore(1, "default", 0, "fs", "qcow2", f"{DATASTORES}/1", {}, images=[7])
+    try:
+        yield
+    finally:
+        for number in (0, 1):
+            del oned.datastores[number]
+        del oned.datastores[STORE].template["COMPATIBLE_SYS_DS"]
+
+
 FAULTS: Dict[str, Fault] = {
     # name: how to plant it, severity, machine, what is said, what mends it
     "oned.conf of a new package": (
@@ -180,6 +198,13 @@ FAULTS: Dict[str, Fault] = {
         "fe",
         "oned.conf line",
         "install.sh",
+    ),
+    "stock images beside our system datastore": (
+        stock_pair,
+        "broken",
+        "fe",
+        "may send its VMs to system datastore",
+        "setup --apply --image",
     ),
     "oned not restarted": (
         lambda c: commands(FE(c), "touch -d '1 hour ago' /var/lib/one/config", "touch /var/lib/one/config"),

@@ -130,7 +130,7 @@ WRONG = [
         {**CEPH, "SEMISHARED_CEPH_REMOTE_SECRET": CEPH["CEPH_SECRET"]},
         "only one of SEMISHARED_CEPH_REMOTE and",
     ),
-    ("image datastore", {**CEPH, "CEPH_HOST": "mon1,mon2"}, "no address"),
+    ("image datastore", {**CEPH, "CEPH_HOST": "mon1;mon2"}, "no address"),
     ("image datastore", {**CEPH, "CEPH_KEY": "AQ"}, "keyring"),
     ("image datastore", {**CEPH, "DRIVER": "qcow2"}, "not one of raw"),
     ("image datastore", {"BRIDGE_LIST": "h1"}, "mounted store"),

@@ -75,6 +75,12 @@ def test_every_role_may_have_its_own_user_and_bridges_take_turns() -> None:
     assert disk.monitors == [("mon1", ""), ("fd00::1", "6789"), ("mon3", "3300")]
 
 
+@pytest.mark.parametrize("hosts", ["mon1,mon2:6789", "mon1, mon2:6789", " mon1 mon2:6789,"])
+@pytest.mark.fault(54, "monitors may have commas between them, as Sunstone's form writes them")
+def test_monitors_with_commas(hosts: str) -> None:
+    assert template.access(datastore(CEPH_HOST=hosts)).hosts == ("mon1", "mon2:6789")
+
+
 @pytest.mark.parametrize("kind", ["FILE", "", None, "BLOCK"])
 def test_any_other_disk_type_is_a_mounted_store(kind: str | None) -> None:
     # Without a look at Ceph's attributes, which may be anything there.

@@ -40,6 +40,7 @@ from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
 from ..plan.care import diagnosis as plan
 from ..plan.care.diagnosis_machines import Answers, of_machines
+from ..plan.care.diagnosis_scheduler import of_scheduler
 from ..plan.care.diagnosis_shares import Made, of_hosts, of_roots, ways
 from ..plan.care.fence import Mark
 from ..plan.care.gc import find
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings = [
         *plan.of_site(site),
         *(plan.of_cloud(cloud, front_end) if not no_oned else []),
+        *of_scheduler([*cloud.datastores, *cloud.others], front_end),
         *of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
         *plan.of_stock_images(stock_images(cloud), front_end),
         *plan.of_leftovers(count, size, front_end),
@@ -160,11 +162,13 @@ def _of_oned_conf(place: FrontEnd, said: Callable[[str, str], str]) -> str:
 def _cloud() -> tuple[plan.Cloud, str]:
     try:
         oned = Oned()
-        datastores = on.ours(oned.datastores())
+        all_stores = oned.datastores()
+        datastores = on.ours(all_stores)
         numbers = {store.id for store in datastores}
+        others = [store for store in all_stores if store.id not in numbers]
         images = [image for image in oned.images() if image.store_id in numbers]
         hosts = [host for host in oned.hosts() if not host.is_offline and host.is_near(datastores)]
-        return plan.Cloud(datastores, images, hosts, oned.hooks()), ""
+        return plan.Cloud(datastores, images, hosts, oned.hooks(), others), ""
     except SemisharedError as e:
         return plan.Cloud(), e.detail
 

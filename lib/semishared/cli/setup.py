@@ -11,6 +11,10 @@ With --apply a mounted store is marked too, once it is in its place: from then o
 directory without that marker. It is in its place if oned's images are in it; without any, if something is
 mounted there (or --is-store).
 
+So that the scheduler sends VMs only to where oned deploys them, COMPATIBLE_SYS_DS of our image datastores
+names our system datastores; with --stock-compatible, that of other drivers' image datastores names those that
+take their images. A choice that is there stays.
+
 The key by which front-ends know their own marks of fences is made beside one_auth, if no other front-end of
 the zone has one.
 
@@ -36,6 +40,7 @@ from ..front.stores import Marked, mark
 from ..install import examine
 from ..install.oned_conf import quoted
 from ..install.preflight import Question, encoded, mounted
+from ..model.attributes import COMPATIBLE
 from ..model.store import access
 from ..model.store import template as store_template
 from ..named import NamedTuple
@@ -43,6 +48,8 @@ from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.states import DatastoreType
 from ..opennebula.xml import Datastore
+from ..plan.care import compatible
+from ..plan.care.compatible import Change
 from ..plan.care.diagnosis import NETWORK, Finding, of_keys, path_of
 from ..plan.care.diagnosis_machines import of_shared
 from ..plan.image import attributes as known
@@ -170,6 +177,10 @@ ARGUMENTS = (
         "--is-store",
         "mark the store though nothing is mounted there: this machine exports it, or is the only one",
     ),
+    flag(
+        "--stock-compatible",
+        "COMPATIBLE_SYS_DS of other drivers' image datastores too: print it; write it with --apply",
+    ),
     argument("--out", metavar="DIR", help="write the templates to files in DIR", one_of="how"),
     flag(
         "--key",
@@ -215,6 +226,7 @@ def run(arguments: argparse.Namespace) -> int:
         except SemisharedError as e:
             return refused(e.detail)
     found = shared(made[templates[1].name]) if arguments.apply else []
+    sent = compatible_sent(arguments.apply, arguments.stock_compatible)
     files = {}
     if arguments.out:
         os.makedirs(arguments.out, exist_ok=True)
@@ -224,9 +236,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         rows = [{**template.attributes, "ID": made.get(template.name)} for template in templates]
         answer = {"datastores": rows, "files": files, "store": marked.store, "not_marked": marked.why_not}
-        on.put_json({**answer, "shared": [item.what for item in found]})
+        on.put_json({**answer, "shared": [item.what for item in found], "compatible": sent.rows()})
     else:
         show(templates, made, files, marked)
+        if sent.text(bool(made)):
+            put_all(sent.text(bool(made)))
     refused(*(f"{item.what}\n-> {item.mend}" for item in found))
     return int(bool(found) or not has_key)
 
@@ -307,6 +321,59 @@ def apply(templates: list[Template], made: dict[str, int]) -> str:
         if template.name not in made:
             made[template.name] = oned.create_datastore(template.text())
     return ""
+
+
+class Sent(NamedTuple):
+    """What COMPATIBLE_SYS_DS of image datastores is to be."""
+
+    written: Sequence[Change] = ()
+    left: Sequence[Change] = ()
+    """Not written: they are other drivers', or nothing is applied."""
+
+    def rows(self) -> list[on.Row]:
+        """Return it as JSON data."""
+        return [
+            {"ID": one.store.id, "NAME": one.store.name, COMPATIBLE.name: one.value, "written": is_written}
+            for changes, is_written in ((self.written, True), (self.left, False))
+            for one in changes
+        ]
+
+    def text(self, is_applied: bool) -> str:
+        """Return it as lines."""
+        head = (
+            f"The scheduler may send VMs of other drivers' images to our system datastore, where oned does "
+            f"not deploy them. `{NAME} setup --apply --stock-compatible` writes (beside-stock.md):"
+        )
+        lines = [*map(_line, self.written), *([head] if self.left else []), *map(_line, self.left)]
+        if not is_applied:
+            lines.insert(
+                0,
+                f"For the scheduler, --apply also writes {COMPATIBLE.name} into our image datastores: the "
+                f"ids of our system datastores",
+            )
+        return "\n".join(lines)
+
+
+def _line(change: Change) -> str:
+    return f"datastore {change.store.id} ({change.store.name}): {COMPATIBLE.name} = {change.value}"
+
+
+def compatible_sent(is_applied: bool, is_for_stock: bool) -> Sent:
+    """Write COMPATIBLE_SYS_DS of our image datastores, and `is_for_stock` of others; raise OnedUnavailable.
+
+    Unless it `is_applied`: then nothing is written, and oned is asked for others' alone.
+    """
+    if not (is_applied or is_for_stock):
+        return Sent()
+    oned = Oned()
+    datastores = oned.datastores()
+    changes, others = (compatible.changes(datastores, ours=ours) for ours in (True, False))
+    written, left = (changes + others, []) if is_for_stock else (changes, others)
+    if not is_applied:
+        return Sent((), written)
+    for change in written:
+        oned.update_datastore(change.store.id, COMPATIBLE.line(change.value))
+    return Sent(written, left)
 
 
 def shared(system: int) -> list[Finding]:

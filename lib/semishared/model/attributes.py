@@ -58,6 +58,8 @@ class Attribute(NamedTuple):
     """
     is_inherited: bool = False
     """oned copies it into the VM's disk, where deploy looks for it (plan/libvirt/filesystems.py)."""
+    has_commas: bool = False
+    """Its words may have commas between them, as Sunstone's form for Ceph writes them."""
 
     def text(self, holder: Optional[Holder]) -> str:
         """Return the value in a template, '' for none."""
@@ -94,11 +96,13 @@ class Attribute(NamedTuple):
 
     def words(self, datastore: Holder) -> Tuple[str, ...]:
         """Return the words of a datastore's value, each of this form; raise BadAttribute."""
-        for word in self.text(datastore).split():
+        text = self.text(datastore)
+        words = (text.replace(",", " ") if self.has_commas else text).split()
+        for word in words:
             if not re.match(self.form, word):
                 text = f"{self.name} of datastore {datastore.id} has {word!r}, which is no {self.what}"
                 raise BadAttribute(text)
-        return tuple(self.text(datastore).split())
+        return tuple(words)
 
     def line(self, value: str) -> str:
         """Return the line of a template with a value."""
@@ -171,7 +175,8 @@ CEPH_REMOTE_SECRET = _store(
     SECRET,
     SECRETS,
 )
-CEPH_HOST = _store("CEPH_HOST", "", MONITOR, "address[:port]")
+CEPH_HOST = _store("CEPH_HOST", "", MONITOR, "address[:port]")._replace(has_commas=True)
+COMPATIBLE = _store("COMPATIBLE_SYS_DS", "")
 BRIDGE_LIST = _store("BRIDGE_LIST", "", POOL, "host name")
 CEPH_SECRET = _store("CEPH_SECRET", "", SECRET, SECRETS)
 LUKS_SECRET = Attribute("LUKS_SECRET", (IMAGE,), form=SECRET, what=SECRETS)

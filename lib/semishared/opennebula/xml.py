@@ -349,6 +349,17 @@ class Datastore(Object):
     driver = Text("TM_MAD")
     """Name of its transfer driver."""
     base_path = Text("BASE_PATH")
+    disk_type = Number("DISK_TYPE")
+    """Number of DISK_TYPE that oned keeps beside the template (Image.h), -1 without one."""
+
+    @property
+    def is_enabled(self) -> bool:
+        """Tell whether the scheduler may choose it."""
+        return self.state <= 0
+
+    @property
+    def has_images(self) -> bool:
+        return self.element.find("IMAGES/ID") is not None
 
     @property
     def store_driver(self) -> str:

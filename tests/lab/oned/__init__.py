@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any, Optional, Type
 
 from .drivers import ActionFailed, Call, CrashTrap, Done, Refused, Runner, Step
-from .move import MoveOps
 from .rpc import Rpc
 from .runners import LabRunner, TreeRunner
+from .scheduler import SchedulerOps
 from .settings import DRIVER_ENVIRONMENT, Settings
 from .states import Act, Img, Lcm, Vm
 
@@ -51,7 +51,7 @@ IMAGE_DS = 'NAME="semi_img" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishar
 SYSTEM_DS = 'NAME="semi_sys" TYPE="SYSTEM_DS" TM_MAD="semishared"'
 
 
-class Oned(MoveOps):
+class Oned(SchedulerOps):
     """A simulated oned with its XML-RPC server; use it as a context manager."""
 
     rpc: Optional[Rpc] = None

@@ -7,6 +7,7 @@ import string
 import uuid
 from typing import List, Mapping, Optional
 
+from . import requirements
 from .core import Core, TemplateLike, as_template
 from .drivers import Refused
 from .objects import DISK_TYPES, Datastore, Image, Vm
@@ -64,20 +65,24 @@ class CreateOps(Core):
             body["VMID"] = str(number)
             body["AUTOMATIC_REQUIREMENTS"] = "(CLUSTER_ID = 0) & !(PIN_POLICY = PINNED)"
             body["AUTOMATIC_NIC_REQUIREMENTS"] = '("CLUSTERS/ID" @> 0)'
-            body["AUTOMATIC_DS_REQUIREMENTS"] = '("CLUSTERS/ID" @> 0)'
             if scalar(body, "TM_MAD_SYSTEM"):
                 self._set_mode(vm, scalar(body, "TM_MAD_SYSTEM"))
+            self._require_system(vm)
             if hold:
                 body["SUBMIT_ON_HOLD"] = "YES"
             self.next_vm += 1
             self.vms[number] = vm
             return number
 
+    def _require_system(self, vm: Vm) -> None:
+        """Write anew which system datastores the VM may use: what datastores say later changes nothing."""
+        with self.data:
+            vm.template["AUTOMATIC_DS_REQUIREMENTS"] = requirements.of_system(vm, self.datastores)
+
     def _set_mode(self, vm: Vm, system: str) -> None:
         """Give all disks the mode the user chose in the template: unlike the one found at deploy it replaces
         TYPE too.
         """
-        vm.template["AUTOMATIC_DS_REQUIREMENTS"] = f'("CLUSTERS/ID" @> 0) & (TM_MAD = "{system}")'
         for disk in vm.disks:
             disk["TM_MAD_SYSTEM"] = system
             if is_volatile(disk) or is_directory(disk):

@@ -74,6 +74,25 @@ class ImageOps(Core):
         with self.data:
             self.datastore(datastore_id).template.update(as_template(attributes))
 
+    def datastore_replace(self, datastore_id: int, attributes: TemplateLike) -> None:
+        """Give a datastore another template, as Datastore::post_update_template does.
+
+        What the class keeps comes back: the drivers, TYPE, what oned.conf says of the driver. DISK_TYPE does
+        not; the class's own stays.
+        """
+        given = as_template(attributes)
+        with self.data:
+            ds = self.datastore(datastore_id)
+            kept = ds.disk_type
+            system = ds.type == 1
+            ds.tm_mad = scalar(given, "TM_MAD") or ds.tm_mad
+            ds.ds_mad = "-" if system else scalar(given, "DS_MAD") or ds.ds_mad
+            defaults = dict(_SYSTEM_DS if system else _IMAGE_DS)
+            del defaults["DISK_TYPE"]
+            made = {"TM_MAD": ds.tm_mad, **({} if system else {"DS_MAD": ds.ds_mad})}
+            ds.template = {**given, **defaults, **self.tm_mad_conf, **made}
+            ds.known_type = kept
+
     def datastore_delete(self, datastore_id: int) -> None:
         """Delete an empty datastore."""
         with self.data:

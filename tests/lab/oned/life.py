@@ -48,6 +48,14 @@ class LifeOps(CreateOps):
         """Hold a pending VM."""
         self._enter(self.vm(vm_id), Lcm.INIT, State.HOLD)
 
+    def vm_release(self, vm_id: int) -> None:
+        """Have a VM on hold wait for the scheduler; its requirements are written anew."""
+        vm = self.vm(vm_id)
+        if vm.state != State.HOLD:
+            raise Refused(f"Wrong state {vm.state} to release VM {vm_id}")
+        self._require_system(vm)
+        self._enter(vm, Lcm.INIT, State.PENDING)
+
     def vm_terminate(self, vm_id: int, hard: bool = False) -> None:
         """End a VM, saving its persistent disks."""
         with self._operate(vm_id) as vm:
@@ -113,7 +121,7 @@ class LifeOps(CreateOps):
         """Start a powered-off or suspended VM again; a stopped one only becomes schedulable."""
         with self._operate(vm_id) as vm:
             if vm.state in (State.STOPPED, State.UNDEPLOYED):
-                self._require_transfer_mode(vm)
+                self._require_system(vm)
                 self._enter(vm, Lcm.INIT, State.PENDING if vm.state == State.STOPPED else vm.state)
                 return
             if vm.state not in (State.POWEROFF, State.SUSPENDED):
@@ -161,11 +169,6 @@ class LifeOps(CreateOps):
                 raise Refused(f"Image Datastore does not support transfer mode: {system}")
             disk.update(values, TM_MAD_SYSTEM=system)
         vm.template["TM_MAD_SYSTEM"] = system
-
-    def _require_transfer_mode(self, vm: Vm) -> None:
-        system = scalar(vm.template, "TM_MAD_SYSTEM")
-        with self.data:
-            vm.template["AUTOMATIC_DS_REQUIREMENTS"] = f'("CLUSTERS/ID" @> 0) & (TM_MAD = "{system}")'
 
     def _prolog(self, vm: Vm) -> None:
         self._enter(vm, Lcm.PROLOG)

@@ -49,7 +49,7 @@ class MoveOps(DiskOps):
                     raise Refused("Cannot live migrate to another host and datastore at once")
                 if ds.id != old.ds_id:
                     self._allow_change(ds, how)
-                self._require_transfer_mode(vm)
+                self._require_system(vm)
             if vm.state != State.ACTIVE or unseen:
                 self._migrate_files(vm, self._add_history(vm, target, ds), vm.state)
             elif how == "live":

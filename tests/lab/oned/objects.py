@@ -72,12 +72,16 @@ class Datastore:
     free_mb: int = 0
     used_mb: int = 0
     clusters: List[int] = field(default_factory=lambda: [0])
+    known_type: int = 0
+    """What DISK_TYPE was when the template had one."""
 
     @property
     def disk_type(self) -> int:
-        """The number of DISK_TYPE, what oned does not know being a file."""
+        """The number of DISK_TYPE, what oned does not know being a file; kept when the template loses it."""
         name = self.template.get("DISK_TYPE", "")
-        return DISK_TYPES.index(name) if name in DISK_TYPES else 0
+        if name:
+            self.known_type = DISK_TYPES.index(name) if name in DISK_TYPES else 0
+        return self.known_type
 
     def to_xml(self) -> str:
         """Return what one.datastore.info serves."""
@@ -162,13 +166,16 @@ class Host:
     vm_mad: str
     template: Template = field(default_factory=dict)
     state: int = 2
+    cluster: int = 0
+    free_mb: Dict[int, int] = field(default_factory=dict)
+    """By system datastore, what its monitoring says is free there; of others there is enough."""
 
     def to_xml(self) -> str:
         """Return what one.host.info serves, as far as a driver may care."""
         return (
             f"<HOST><ID>{self.id}</ID>{_plain([('NAME', self.name)])}<STATE>{self.state}</STATE><PREV_STATE>2</PREV_STATE>"  # noqa: E501
             f"<IM_MAD>{cdata(self.vm_mad)}</IM_MAD><VM_MAD>{cdata(self.vm_mad)}</VM_MAD>"
-            f"<CLUSTER_ID>0</CLUSTER_ID><CLUSTER>default</CLUSTER><VMS></VMS><TEMPLATE>{render(self.template)}</TEMPLATE></HOST>"
+            f"<CLUSTER_ID>{self.cluster}</CLUSTER_ID><CLUSTER>default</CLUSTER><VMS></VMS><TEMPLATE>{render(self.template)}</TEMPLATE></HOST>"
         )
 
 

@@ -14,11 +14,24 @@ from semishared.opennebula.xml import Datastore, Host, Image, View
 from semishared.plan.care import checks
 from semishared.plan.care.diagnosis import CLOUD, FENCE, POOL, SITE, Cloud, Fenced, OwnKey, Site
 from semishared.plan.care.diagnosis_machines import LOCAL, MACHINE, MOUNTED, SIGNED, Machine, Room, Store
+from semishared.plan.care.diagnosis_scheduler import SCHEDULER, Sent
 from semishared.plan.care.diagnosis_shares import HOST, ROOT, Made, Seen, ShareHost
 from semishared.plan.care.fence import BEGUN, Mark
 from semishared.plan.device.choose import KINDS, Wrong
 
-JUDGES = {**SITE, **CLOUD, **FENCE, **POOL, **MACHINE, **MOUNTED, **LOCAL, **SIGNED, **ROOT, **HOST}
+JUDGES = {
+    **SITE,
+    **CLOUD,
+    **FENCE,
+    **POOL,
+    **MACHINE,
+    **MOUNTED,
+    **LOCAL,
+    **SIGNED,
+    **ROOT,
+    **HOST,
+    **SCHEDULER,
+}
 
 
 def xml(kind: str, text: str) -> Any:
@@ -29,6 +42,36 @@ def xml(kind: str, text: str) -> Any:
 def store(drivers: str = "semishared", more: str = "", type: int = 0) -> Datastore:
     said = f"<ID>1</ID><NAME>d</NAME><TYPE>{type}</TYPE><TM_MAD>{drivers}</TM_MAD><DS_MAD>semishared</DS_MAD>"
     found: Datastore = xml("DATASTORE", f"{said}<TEMPLATE>{more}</TEMPLATE>")
+    return found
+
+
+def sent(compatible: str = "", images: str = "<ID>7</ID>", clusters: str = "<ID>0</ID>") -> Sent:
+    """Return a stock image datastore beside our system datastore 101 and its own 102."""
+    head = f"<ID>1</ID><TYPE>0</TYPE><TM_MAD>qcow2</TM_MAD><CLUSTERS>{clusters}</CLUSTERS>"
+    word = f"<COMPATIBLE_SYS_DS>{compatible}</COMPATIBLE_SYS_DS>"
+    return Sent(
+        xml("DATASTORE", f"{head}<IMAGES>{images}</IMAGES><TEMPLATE>{word}</TEMPLATE>"),
+        [
+            xml(
+                "DATASTORE",
+                f"<ID>{number}</ID><NAME>{driver}</NAME><TYPE>1</TYPE><TM_MAD>{driver}</TM_MAD>"
+                "<CLUSTERS><ID>0</ID></CLUSTERS><TEMPLATE/>",
+            )
+            for number, driver in ((101, "semishared"), (102, "qcow2"))
+        ],
+    )
+
+
+def late(compatible: str) -> Sent:
+    """Return the stock system datastore 102, and whom the stock image datastore names."""
+    stock = sent(compatible)
+    return Sent(stock.datastores[1], [*stock.datastores, stock.store])
+
+
+def own(compatible: str) -> Sent:
+    """Return the same of our image datastore."""
+    found = sent(compatible)
+    found.store.element.find("TM_MAD").text = "semishared"  # type: ignore[union-attr]
     return found
 
 
@@ -110,6 +153,10 @@ CASES: dict[str, tuple[Any, Any]] = {
     "host-attributes": (xml("HOST", f"<TEMPLATE>{WRONG_HOST}</TEMPLATE>"), xml("HOST", "<TEMPLATE/>")),
     "host-error": ([hook("-m -p 5")], []),
     "shareable": (image(SHAREABLE), image()),
+    "sent-astray": (sent(), sent("102")),
+    "sent-nowhere": (own("102"), own("101,102")),
+    "sent-later": (sent(images=""), sent()),
+    "unreached": (late("101"), late("101,102")),
     "stock-images": ([image()], []),
     "leftovers": ((1, "1 B"), (0, "")),
     "damaged": ([("h1", "why")], []),

@@ -56,6 +56,23 @@ host-error: Does OpenNebula's hook for lost hosts leave our VMs alone, if ours d
 shareable: Does the scheduler place its VMs?
     warning: {name} is SHAREABLE: the scheduler gives its VMs no system datastore of semishared
     -> deploy and migrate them by hand: onevm deploy VM HOST
+[sent]  An image datastore of any driver, and all datastores (diagnosis_scheduler.Sent).
+sent-astray: Are its VMs sent only to where oned deploys them?
+    broken: {name}: the scheduler may send its VMs to system datastore {systems}, where oned does not deploy
+    them
+    -> {mend} (docs/how-to/beside-stock.md)
+sent-nowhere: Are its VMs sent to a system datastore of ours?
+    broken: {name}: its VMs are sent to no system datastore of semishared: COMPATIBLE_SYS_DS or the clusters
+    exclude all
+    -> onedatastore show {id}; then onecluster adddatastore, or {mend}
+sent-later: Would they be, once it has images?
+    warning: {name}: once it has images, the scheduler may send its VMs to system datastore {systems}, where
+    oned does not deploy them
+    -> {mend} (docs/how-to/beside-stock.md)
+[unreached]  A system datastore to which no VM with an image is sent.
+unreached: Does an image datastore name it?
+    warning: {name}: no image datastore names it in COMPATIBLE_SYS_DS: no VM with an image is sent there
+    -> {mend}
 [stock]  The images whose content is in layers of a stock driver.
 stock-images: Can all images be used?
     broken: image {id} ({name}) has snapshots of OpenNebula's own drivers, and cannot be used

@@ -49,6 +49,8 @@ class Cloud(NamedTuple):
     images: Sequence[Image] = ()
     hosts: Sequence[Host] = ()
     hooks: Sequence[View] = ()
+    others: Sequence[Datastore] = ()
+    """Datastores of other drivers."""
 
 
 SITE: dict[str, Judge] = {

@@ -17,6 +17,7 @@ from ...opennebula.xml import Host
 from ..base import eviction
 from .checks import Finding, Judge, judged
 from .diagnosis import Cloud, Site, path_of
+from .diagnosis_scheduler import setup_command
 
 NFS = ("nfs", "nfs4")
 REMOUNT = "as root on {}: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {}"
@@ -230,20 +231,10 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool, cloud: 
     return found
 
 
-def _quoted(name: str) -> str:
-    return (
-        name
-        if name and all(c.isalnum() or c in "-_." for c in name)
-        else "'" + name.replace("'", "'\\''") + "'"
-    )
-
-
 def _setup(cloud: Cloud, path: str) -> str:
     """Return the command that marks a store."""
     image = next((store.name for store in cloud.datastores if path_of(store) == path), "")
-    system = next((store.name for store in cloud.datastores if store.is_system), "")
-    names = [f"--image {_quoted(image)}", *([f"--system {_quoted(system)}"] if system else [])]
-    return f"{DRIVER} setup --apply {' '.join(names)}"
+    return setup_command(cloud.datastores, image)
 
 
 def _local(
