@@ -437,6 +437,13 @@ class OtherStore(SemisharedError):
     remedy = "mount the right store there, or correct SEMISHARED_STORE of the datastore"
 
 
+class LostAttributes(SemisharedError):
+    """A datastore whose template was replaced, and lacks attributes that say which store is its own."""
+
+    id = "SS089"
+    remedy = "`semishared doctor --fix` shows it, and puts it back (docs/how-to/beside-stock.md)"
+
+
 class NoQuota(SemisharedError):
     """A file system that would not hold a share to its size."""
 

@@ -49,7 +49,7 @@ class Site:
     def vm(self, *images: int) -> int:
         """Make a VM that waits for the scheduler."""
         disks = [{"IMAGE_ID": str(image)} for image in images]
-        return self.oned.vm_create({"NAME": "vm", "DISK": disks}, hold=False)  # type: ignore[dict-item]
+        return self.oned.vm_create({"NAME": "vm", "DISK": disks}, hold=False)
 
     def round(self) -> Any:
         """Do a round of the scheduler, up to where oned begins to deploy."""

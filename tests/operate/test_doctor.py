@@ -163,7 +163,7 @@ FILL = f"head -c 2M /dev/zero >{FULL}/fill || true"
 
 @contextmanager
 def stock_pair(cloud: Cloud) -> Iterator[None]:
-    """Have a stock pair of datastores with an image; ours say that they are no place for its VMs, it does not."""
+    """Have a stock pair of datastores with an image, which names no system datastore; ours does."""
     oned = cloud.oned
     oned.datastores[STORE].template["COMPATIBLE_SYS_DS"] = str(SYSTEM)
     oned.datastores[0] = Datastore(0, "system", 1, "-", "qcow2", f"{DATASTORES}/0", {})

@@ -104,7 +104,8 @@ def standard_input(name: str, top: Path) -> bytes:
         return base64.b64encode((FIXTURES / "vm.xml").read_bytes())
     image = f"<IMAGE><ID>4</ID><PATH>{top}/source</PATH><SIZE>1</SIZE><FORMAT>raw</FORMAT>"
     image += f"<SOURCE>{top}/datastores/100/image</SOURCE><TARGET_SNAPSHOT>0</TARGET_SNAPSHOT></IMAGE>"
-    store = f"<ID>100</ID><BASE_PATH>{top}/datastores/100</BASE_PATH><TEMPLATE><SAFE_DIRS>/</SAFE_DIRS></TEMPLATE>"  # noqa: E501
+    said = "<DISK_TYPE>FILE</DISK_TYPE><SAFE_DIRS>/</SAFE_DIRS>"
+    store = f"<ID>100</ID><BASE_PATH>{top}/datastores/100</BASE_PATH><TEMPLATE>{said}</TEMPLATE>"
     return base64.b64encode(
         f"<DS_DRIVER_ACTION_DATA>{image}<DATASTORE>{store}</DATASTORE></DS_DRIVER_ACTION_DATA>".encode()
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from xml.etree.ElementTree import SubElement
 from xml.sax.saxutils import escape
 
 import pytest
@@ -83,10 +84,30 @@ def test_monitors_with_commas(hosts: str) -> None:
 
 @pytest.mark.parametrize("kind", ["FILE", "", None, "BLOCK"])
 def test_any_other_disk_type_is_a_mounted_store(kind: str | None) -> None:
-    # Without a look at Ceph's attributes, which may be anything there.
-    assert (
-        template.access(datastore(DISK_TYPE=kind, CEPH_USER="admin", CEPH_HOST="; reboot")) == access.MOUNTED
-    )
+    none = dict.fromkeys(("CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "POOL_NAME"))
+    assert template.access(datastore(DISK_TYPE=kind, **none)) == access.MOUNTED
+
+
+@pytest.mark.parametrize("kind", ["FILE", "", None, "BLOCK"])
+@pytest.mark.parametrize("name", ["CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "POOL_NAME"])
+@pytest.mark.fault(54, "a datastore with an attribute of Ceph is never taken for a mounted tree")
+def test_a_datastore_with_attributes_of_ceph_is_no_mounted_store(kind: str | None, name: str) -> None:
+    others = {"CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "POOL_NAME"} - {name}
+    with pytest.raises(BadAttribute, match=f"105 has {name} of a store on Ceph, .* DISK_TYPE = RBD"):
+        template.access(datastore(DISK_TYPE=kind, **dict.fromkeys(others)))
+
+
+def test_a_template_without_disk_type_goes_by_what_oned_keeps_beside_it() -> None:
+    for number, name in ((3, "rbd"), (0, "dir")):
+        none = {} if number else dict.fromkeys(("CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "POOL_NAME"))
+        store = datastore(DISK_TYPE=None, **none)
+        SubElement(store.element, "DISK_TYPE").text = str(number)
+        assert template.kind(store).name == name and not template.is_whole(store)
+        assert template.access(store).kind == name
+        assert template.machine(store, 1) == ("localhost" if number else "")
+    store = datastore(DISK_TYPE=None)
+    SubElement(store.element, "DISK_TYPE").text = "10"
+    assert template.is_shares(store)
 
 
 @pytest.mark.parametrize(

@@ -319,12 +319,17 @@ class Survey:
             put(total)
 
 
+def is_asked(arguments: argparse.Namespace) -> bool:
+    """Tell whether somebody at a terminal is asked for consent."""
+    return not arguments.yes and sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def agreed(arguments: argparse.Namespace, what: Sequence[str]) -> bool:
     """Tell whether `what` may be removed; Ctrl-D is a no.
 
     The administrator at a terminal is asked, unless --yes is given. A program is not asked, nor is --dry-run.
     """
-    if arguments.yes or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not is_asked(arguments):
         return True
     for line in what:
         put(line)

@@ -4,7 +4,8 @@
 It looks at oned.conf and vmm_execrc, the forwarders, datastores and attributes in OpenNebula, and asks the
 front-end and all hosts at once: programs and their versions, whether they are synced, libvirt, whether each
 reaches each store with the right rights, the local disk, what shares need; and what killed actions left over.
-It changes nothing. A dead host costs seconds.
+It changes nothing, but with --fix: then it shows the attributes that datastores of ours have lost, as by
+Update in Sunstone, and puts them back before it looks. A dead host costs seconds.
 
 exit codes: 0 all is well, 1 there are warnings, 2 something is broken
 """
@@ -20,8 +21,8 @@ from typing import Callable, Iterator, Sequence, TypeVar
 
 from .. import NAME
 from ..config import Config, load
-from ..errors import CannotInstall, HostUnreachable, SemisharedError
-from ..front import fence_facts
+from ..errors import BadArguments, CannotInstall, HostUnreachable, SemisharedError
+from ..front import fence_facts, noted_datastores
 from ..front.fence_facts import Marks
 from ..front.stores import is_stock
 from ..guest.virsh import Site as Libvirt
@@ -51,13 +52,16 @@ from ..tools.this_machine import are_one, is_here
 from ..units import human
 from ..wire.session import Session
 from . import command as on
-from . import gc
-from .command import AT_ONCE, Row, argument, put, put_json
+from . import doctor_fix, gc
+from .command import AT_ONCE, Row, argument, flag, put, put_json
 from .pool import declaration
 from .setup import key_findings
 
 ARGUMENTS = (
     on.JSON,
+    flag("--fix", "put back the attributes that datastores of ours have lost"),
+    flag("--yes", "--fix: do not ask (without a terminal nothing is asked anyway)"),
+    flag("--dry-run", "--fix: say what would be put back, and put nothing back"),
     argument("--root", metavar="DIR", default="", help="an OpenNebula whose files are below this directory"),
 )
 
@@ -65,6 +69,10 @@ ARGUMENTS = (
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared doctor`."""
     on.refuse_root(": what root can reach says nothing of the drivers")
+    if (arguments.yes or arguments.dry_run) and not arguments.fix:
+        raise BadArguments("--yes and --dry-run are for --fix")
+    if arguments.fix:
+        doctor_fix.put_back(arguments)
     place = located(arguments.root)
     config, wrong = _config()
     cloud, no_oned = _cloud()
@@ -72,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     wrong, name = wrong or _scripts(place, config), _of_oned_conf(place, edits.hostname)
     lost_name = "" if not name or is_here(name) else name
     site = look_at_site(place, front_end)._replace(conf=wrong, oned=no_oned, lost_name=lost_name)
+    lost, unreadable = _lost(cloud)
     with ThreadPoolExecutor(1) as pool:
         left = pool.submit(leftovers_found, config, bool(no_oned))
         answers = ask_all(place, cloud, front_end, config)
@@ -80,10 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
         *plan.of_site(site),
         *(plan.of_cloud(cloud, front_end) if not no_oned else []),
         *of_scheduler([*cloud.datastores, *cloud.others], front_end),
+        *plan.of_lost(lost, front_end),
         *of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
         *plan.of_stock_images(stock_images(cloud), front_end),
         *plan.of_leftovers(count, size, front_end),
-        *plan.of_damaged(damaged),
+        *plan.of_damaged([*damaged, *((front_end, why) for why in unreadable)]),
         *fence_findings(cloud, answers, config, front_end),
         *pool_findings(cloud, config),
         *share_findings(cloud, answers, config, front_end),
@@ -171,6 +181,17 @@ def _cloud() -> tuple[plan.Cloud, str]:
         return plan.Cloud(datastores, images, hosts, oned.hooks(), others), ""
     except SemisharedError as e:
         return plan.Cloud(), e.detail
+
+
+def _lost(cloud: plan.Cloud) -> tuple[list[tuple[Datastore, dict[str, str]]], list[str]]:
+    """Return what datastores have lost, and why notes of them cannot be read."""
+    found, unreadable = [], []
+    for store in cloud.datastores:
+        try:
+            found.append((store, noted_datastores.lost(store)))
+        except SemisharedError as e:
+            unreadable.append(e.detail)
+    return found, unreadable
 
 
 def look_at_site(place: FrontEnd, front_end: str) -> plan.Site:

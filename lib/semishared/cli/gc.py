@@ -19,6 +19,7 @@ from typing import Callable, Iterable, Iterator, Optional, Sequence
 
 from ..config import Config, load
 from ..errors import BadArguments, HostUnreachable, OnedUnavailable, SemisharedError, from_id
+from ..front import noted_datastores
 from ..model import steps as s
 from ..model.attributes import CLOUD, STORE
 from ..model.disk import commit_steps as c
@@ -126,11 +127,23 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
             survey.failed(host, from_id(*refused))
         if answer.domains.error and is_near:
             survey.failed(host, SemisharedError(f"libvirt: {answer.domains.error}"))
-    ours = on.ours(oned.datastores())
+    ours = whole(oned.datastores(), survey)
     survey.pools = pools_listed(ours, config, survey.failed)
     survey.shares = shares_listed(ours, config, survey.failed)
     survey.known = known(oned, ours, survey.machines, survey.pools)
     return survey
+
+
+def whole(datastores: Iterable[Datastore], survey: Optional[Survey] = None) -> list[Datastore]:
+    """Return ours that still say which store is their own: in others nothing is looked for."""
+    found = []
+    for store in on.ours(datastores):
+        try:
+            found.append(noted_datastores.whole(store))
+        except SemisharedError as e:
+            if survey:
+                survey.failed(os.uname().nodename, e)
+    return found
 
 
 def elsewhere(survey: Survey, older_than: int, config: Config) -> list[plan.Finding]:
@@ -141,7 +154,7 @@ def elsewhere(survey: Survey, older_than: int, config: Config) -> list[plan.Find
 
 def questions(oned: Oned, survey: Survey) -> list[_Question]:
     """Return the questions: per place of datastores to the front-end (with the stores) and every host."""
-    datastores, hosts = on.ours(oned.datastores()), {}
+    datastores, hosts = whole(oned.datastores()), {}
     for host in oned.hosts():
         is_near = host.is_near(datastores)
         if not host.is_offline:

@@ -35,7 +35,7 @@ from typing import Any, Sequence
 
 from .. import NAME
 from ..errors import BadArguments, BadAttribute, NoKey, OnedUnavailable, SemisharedError
-from ..front import fence_facts
+from ..front import fence_facts, noted_datastores
 from ..front.stores import Marked, mark
 from ..install import examine
 from ..install.oned_conf import quoted
@@ -227,6 +227,9 @@ def run(arguments: argparse.Namespace) -> int:
             return refused(e.detail)
     found = shared(made[templates[1].name]) if arguments.apply else []
     sent = compatible_sent(arguments.apply, arguments.stock_compatible)
+    if arguments.apply:
+        for store in on.ours(Oned().datastores()):
+            noted_datastores.note(store)
     files = {}
     if arguments.out:
         os.makedirs(arguments.out, exist_ok=True)

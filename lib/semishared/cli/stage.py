@@ -18,6 +18,7 @@ from typing import Any, List, Sequence, Tuple
 from .. import NAME
 from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, OnedUnavailable, SemisharedError
+from ..front.noted_datastores import whole
 from ..front.staging import Staging
 from ..front.staging_round import Wanted, Wish
 from ..model.attributes import STAGE
@@ -138,7 +139,7 @@ def stage(
                 raise BadArguments(f"their datastores have base stores in several places: {', '.join(roots)}")
             wants: dict[str, list[Wanted]] = {}
             for image, store, hosts in orders:
-                item = Wanted(image_ref(image, store), template.machine(store, image.id))
+                item = Wanted(image_ref(image, whole(store)), template.machine(store, image.id))
                 for host in hosts:
                     wants.setdefault(host.name, []).append(item)
             session = Staging(roots[0], wants, known, wish, config, view.tell)

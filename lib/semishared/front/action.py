@@ -234,11 +234,16 @@ def _chunks(source: File) -> Iterator[bytes]:
 
 
 def ask_oned(wanted: Exchange) -> Any:
-    """Return the object of oned that a plan asks for."""
+    """Return the object of oned that a plan asks for; raise LostAttributes for a datastore that lost some."""
     assert isinstance(wanted, AskOned)
     from ..opennebula.oned import Oned
 
-    return getattr(Oned(), wanted.what)(wanted.id)
+    found = getattr(Oned(), wanted.what)(wanted.id)
+    if wanted.what == "datastore" and not found.attribute("DISK_TYPE"):
+        from . import noted_datastores
+
+        return noted_datastores.whole(found)
+    return found
 
 
 def _unprepared(machine: str) -> None:

@@ -16,6 +16,7 @@ from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Vm
 from ..plan.care import clusters as plan
 from ..plan.image.images import image_ref
+from .noted_datastores import whole
 from .staging import Staging
 from .staging_round import Wanted, Wish
 
@@ -129,7 +130,7 @@ class Boot:
                     try:
                         root, item = (
                             _root(store),
-                            Wanted(image_ref(image, store), template.machine(store, image.id)),
+                            Wanted(image_ref(image, whole(store)), template.machine(store, image.id)),
                         )
                     except SemisharedError as e:
                         self._tell(event="note", host=name, text=f"image {image.id}: {e.line()}")

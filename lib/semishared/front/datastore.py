@@ -13,10 +13,10 @@ from .. import table
 from ..errors import BadArguments, OnedUnavailable, StoreAbsent
 from ..model.disk import names as disk_names
 from ..model.exchange import Part
-from ..model.store import dir_names
+from ..model.store import dir_names, template
 from ..named import NamedTuple
 from ..opennebula.report import Report
-from ..opennebula.xml import DriverData
+from ..opennebula.xml import Datastore, DriverData
 from ..plan.store import datastore as plans
 from ..tools import progress
 from ..tools.qemu_img import MKFS
@@ -64,6 +64,19 @@ def _settled(store: int) -> int:
         return 0
 
 
+def _noted(action: str, datastore: Datastore) -> None:
+    """Have what a datastore says noted while it is monitored; raise LostAttributes if it lacks some of it."""
+    is_whole = template.is_whole(datastore)
+    if action != plans.monitor.__name__ and is_whole:
+        return
+    from . import noted_datastores
+
+    if is_whole:
+        noted_datastores.note(datastore)
+    else:
+        noted_datastores.whole(datastore)
+
+
 def planned(action: Action) -> Part[str]:
     """Return the plan of a datastore action, which returns what goes to stdout."""
     if not action.argv:
@@ -73,6 +86,7 @@ def planned(action: Action) -> Part[str]:
     asked = plans.Asked(
         data.image, data.datastore, most, tuple(MKFS), os.urandom(16).hex(), os.uname().nodename
     )
+    _noted(action.name, data.datastore)
     work = Work(action, asked)
     action.here = lambda step: table.carry_out(step, work)
     return plans.planned(action.name, asked)

@@ -23,9 +23,16 @@ if TYPE_CHECKING:
 
 
 def _marked(action: Action, datastore: Datastore) -> Datastore:
-    """Return the datastore; warn if its store cannot be told from an empty mount point."""
+    """Return the datastore; warn if its store cannot be told from an empty mount point.
+
+    Raise LostAttributes if it does not say any more which store is its own.
+    """
     from ..model.store import template
 
+    if not template.is_whole(datastore):
+        from . import noted_datastores
+
+        noted_datastores.whole(datastore)
     if template.unmarked(datastore):
         action.report.warn(template.unmarked(datastore))
     return datastore

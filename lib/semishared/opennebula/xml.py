@@ -92,6 +92,12 @@ class Object(View):
         """Return one of our attributes in its template, without surrounding blanks; '' if it has none."""
         return self.text(f"TEMPLATE/{name}").strip()
 
+    def attributes(self) -> dict[str, str]:
+        """Return all of its template but vectors."""
+        element = self.element.find("TEMPLATE")
+        children = () if element is None else element
+        return {child.tag: (child.text or "").strip() for child in children if len(child) == 0}
+
 
 class Disk(View):
     """/VM/TEMPLATE/DISK.

@@ -12,7 +12,7 @@ from semishared.model.share.share import Tree
 from semishared.model.share.steps import PoolOfShares, RootOnHost, SeenShareHost
 from semishared.opennebula.xml import Datastore, Host, Image, View
 from semishared.plan.care import checks
-from semishared.plan.care.diagnosis import CLOUD, FENCE, POOL, SITE, Cloud, Fenced, OwnKey, Site
+from semishared.plan.care.diagnosis import CLOUD, FENCE, LOST, POOL, SITE, Cloud, Fenced, Lost, OwnKey, Site
 from semishared.plan.care.diagnosis_machines import LOCAL, MACHINE, MOUNTED, SIGNED, Machine, Room, Store
 from semishared.plan.care.diagnosis_scheduler import SCHEDULER, Sent
 from semishared.plan.care.diagnosis_shares import HOST, ROOT, Made, Seen, ShareHost
@@ -31,6 +31,7 @@ JUDGES = {
     **ROOT,
     **HOST,
     **SCHEDULER,
+    **LOST,
 }
 
 
@@ -148,6 +149,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "datastores": (Cloud([store()]), Cloud([store(), store(type=1)])),
     "datastore-attributes": (store(more=BAD), store()),
     "drivers": (store("qcow2"), store()),
+    "lost-store": (Lost(frozenset({"POOL_NAME", "DRIVER"})), Lost(frozenset({"DRIVER"}))),
+    "lost-words": (Lost(frozenset({"DISK_TYPE"})), Lost(frozenset())),
     "tm-conf": (store(more="<CLONE_TARGET>SELF</CLONE_TARGET>"), store()),
     "image-attributes": (image(BAD), image()),
     "host-attributes": (xml("HOST", f"<TEMPLATE>{WRONG_HOST}</TEMPLATE>"), xml("HOST", "<TEMPLATE/>")),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An image datastore's template: of which kind its store is, and how machines reach it.
 
-The kind of a datastore is its DISK_TYPE, OpenNebula's own attribute: RBD is `rbd`, anything else `dir`.
+The kind of a datastore is its DISK_TYPE, OpenNebula's own attribute: RBD is `rbd`, anything else `dir`. oned
+keeps it beside the template too, where no update of the template reaches it.
 """
 
 from __future__ import annotations
@@ -13,21 +14,42 @@ from .. import attributes as a
 from .access import HERE, KINDS, MOUNTED, Access, Kind
 
 if TYPE_CHECKING:
-    from ..attributes import Attribute
-    from ..attributes import Holder as Datastore
+    from typing import Protocol
+
+    from ..attributes import Attribute, Holder
+
+    class Datastore(Holder, Protocol):
+        """An image datastore of OpenNebula's."""
+
+        @property
+        def disk_type(self) -> int: ...
+
 
 ADMIN = "admin"
+NUMBERS = {3: "RBD", 10: "FILESYSTEM"}
+"""DISK_TYPE as oned keeps it beside the template (Image::DiskType); of any other the store is mounted."""
+OF_CEPH = ("CEPH_USER", "CEPH_SECRET", "CEPH_HOST", "CEPH_CONF", "POOL_NAME", "EC_POOL_NAME")
+
+
+def is_whole(datastore: Datastore) -> bool:
+    """Tell whether the template has its DISK_TYPE, which oned writes into each (lost.py)."""
+    return bool(datastore.attribute("DISK_TYPE"))
+
+
+def disk_type(datastore: Datastore) -> str:
+    """Return DISK_TYPE: of the template, else what oned keeps beside it, '' for neither."""
+    return datastore.attribute("DISK_TYPE").upper() or NUMBERS.get(datastore.disk_type, "")
 
 
 def kind(datastore: Datastore) -> Kind:
     """Return the kind of the store of `datastore`."""
-    said = datastore.attribute("DISK_TYPE").upper()
+    said = disk_type(datastore)
     return next((one for one in KINDS.values() if one.disk_type == said), KINDS["dir"])
 
 
 def is_shares(datastore: Datastore) -> bool:
     """Tell whether the images of a datastore are shares (model/share/share.py), and no disks."""
-    return datastore.attribute("DISK_TYPE").upper() == "FILESYSTEM"
+    return disk_type(datastore) == "FILESYSTEM"
 
 
 def access(datastore: Datastore) -> Access:
@@ -36,6 +58,12 @@ def access(datastore: Datastore) -> Access:
 
 
 def _mounted(datastore: Datastore, cloud: str) -> Access:
+    words = [name for name in OF_CEPH if datastore.attribute(name)]
+    if words and not is_shares(datastore):
+        raise BadAttribute(
+            f"datastore {datastore.id} has {words[0]} of a store on Ceph, and DISK_TYPE "
+            f"{disk_type(datastore) or 'FILE'}: onedatastore update {datastore.id}, DISK_TYPE = RBD"
+        )
     return MOUNTED._replace(marker=a.STORE.of_store(datastore), cloud=cloud)
 
 
@@ -58,7 +86,7 @@ def _ceph(datastore: Datastore, cloud: str) -> Access:
 WAYS = {"dir": _mounted, "rbd": _ceph}
 
 
-def ceph_user(datastore: Datastore) -> str:
+def ceph_user(datastore: Holder) -> str:
     """Return CEPH_USER; raise BadAttribute if there is none, or a key beside it."""
     user = _user(datastore, a.CEPH_USER)
     if not user:
@@ -94,7 +122,7 @@ def unmarked(datastore: Datastore) -> str:
     )
 
 
-def _user(datastore: Datastore, attribute: Attribute) -> str:
+def _user(datastore: Holder, attribute: Attribute) -> str:
     user = attribute.of_store(datastore)
     if user == ADMIN or user.startswith("client."):
         raise BadAttribute(
@@ -124,7 +152,7 @@ def pool(datastore: Datastore) -> str:
     return a.POOL_NAME.of_store(datastore)
 
 
-def bridges(datastore: Datastore) -> list[str]:
+def bridges(datastore: Holder) -> list[str]:
     """Return the hosts of BRIDGE_LIST, empty for the front-end; raise BadAttribute."""
     return list(a.BRIDGE_LIST.words(datastore))
 

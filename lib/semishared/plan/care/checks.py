@@ -43,6 +43,13 @@ drivers: Are both drivers of an image datastore ours?
 tm-conf: Has oned copied to it what oned.conf says of our driver?
     warning: {name}: {key} is {there}, oned.conf says {wanted}
     -> {update}: save it unchanged, and oned copies what oned.conf says
+[lost!]  What the template of a datastore has lost (model/store/lost.py).
+lost-store: Does it say which store is its own?
+    broken: {name} has lost {it}, as by Update in Sunstone: actions on it are refused
+    -> semishared doctor --fix (docs/how-to/beside-stock.md)
+lost-words: Has it all that it said?
+    warning: {name} has lost {it}, as by Update in Sunstone
+    -> semishared doctor --fix (docs/how-to/beside-stock.md)
 [image]  An image as oned has it.
 image-attributes: Are its attributes right?
     broken: {name}: {it} -> oneimage update {id}

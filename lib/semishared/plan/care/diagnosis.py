@@ -12,9 +12,11 @@ from typing import Any, Container, Iterable, Mapping, Sequence, Union
 from ... import NAME as DRIVER
 from ...errors import SemisharedError
 from ...model.attributes import TM_CONF
+from ...model.store import lost as rows
+from ...model.store import template
 from ...named import NamedTuple
 from ...opennebula.args import absolute
-from ...opennebula.xml import Datastore, Host, Image, View
+from ...opennebula.xml import Datastore, Host, Image, Object, View
 from ..device import choose
 from ..image import attributes
 from .checks import BROKEN, OK, WARNING, WORDS, Finding, Judge, judged
@@ -69,11 +71,15 @@ def of_site(site: Site) -> list[Finding]:
     return judged("site", SITE, site, site.front_end)
 
 
-def _problems(holder: str, view: View) -> list[str]:
-    element = view.element.find("TEMPLATE")
-    children = () if element is None else element
-    template = {child.tag: (child.text or "").strip() for child in children if len(child) == 0}
-    return list(attributes.problems(holder, template))
+def _problems(holder: str, view: Object) -> list[str]:
+    return list(attributes.problems(holder, view.attributes()))
+
+
+def _datastore_problems(store: Datastore) -> list[str]:
+    said = store.attributes()
+    if template.disk_type(store):
+        said.setdefault("DISK_TYPE", template.disk_type(store))
+    return list(attributes.problems("system datastore" if store.is_system else "image datastore", said))
 
 
 def _kinds_lacking(cloud: Cloud) -> list[str]:
@@ -110,9 +116,7 @@ def _host_error(hooks: Sequence[View]) -> str:
 
 CLOUD: dict[str, Judge] = {
     "datastores": _kinds_lacking,
-    "datastore-attributes": lambda store: _problems(
-        "system datastore" if store.is_system else "image datastore", store
-    ),
+    "datastore-attributes": _datastore_problems,
     "drivers": _half_ours,
     "tm-conf": _old_copies,
     "image-attributes": lambda image: _problems("image", image),
@@ -141,6 +145,31 @@ def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
     for image in cloud.images:
         found += judged("scheduled", CLOUD, image, front_end, name=names[image.id])
     return found
+
+
+class Lost(NamedTuple):
+    """Attributes that a datastore has lost."""
+
+    names: frozenset[str]
+
+    def which(self, decide: bool) -> str:
+        """Return those that decide which store it is, or the others, as words."""
+        return ", ".join(sorted(name for name in self.names if (name in rows.WHICH) == decide))
+
+
+LOST: dict[str, Judge] = {
+    "lost-store": lambda lost: lost.which(True),
+    "lost-words": lambda lost: lost.which(False),
+}
+
+
+def of_lost(found: Iterable[tuple[Datastore, Mapping[str, str]]], front_end: str) -> list[Finding]:
+    """Judge datastores by the attributes that they have lost (front/noted_datastores.py)."""
+    findings: list[Finding] = []
+    for store, lost in found:
+        facts, name = Lost(frozenset(lost)), f"datastore {store.id} ({store.name})"
+        findings += judged("lost!", LOST, facts, front_end, name=name)
+    return findings
 
 
 def of_stock_images(found: Sequence[Image], front_end: str) -> list[Finding]:
