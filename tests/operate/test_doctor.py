@@ -176,6 +176,14 @@ def stock_pair(cloud: Cloud) -> Iterator[None]:
         del oned.datastores[STORE].template["COMPATIBLE_SYS_DS"]
 
 
+@contextmanager
+def update_in_sunstone(cloud: Cloud) -> Iterator[None]:
+    """Take DISK_TYPE away, as Update does."""
+    with attribute(cloud.oned.datastores[STORE].template, "DISK_TYPE", "FILE"):
+        del cloud.oned.datastores[STORE].template["DISK_TYPE"]
+        yield
+
+
 FAULTS: Dict[str, Fault] = {
     # name: how to plant it, severity, machine, what is said, what mends it
     "oned.conf of a new package": (
@@ -198,6 +206,13 @@ FAULTS: Dict[str, Fault] = {
         "fe",
         "oned.conf line",
         "install.sh",
+    ),
+    "Update in Sunstone": (
+        update_in_sunstone,
+        "warning",
+        "fe",
+        "has lost DISK_TYPE, as by Update in Sunstone",
+        "semishared doctor --fix",
     ),
     "stock images beside our system datastore": (
         stock_pair,
@@ -390,6 +405,20 @@ def test_setup_says_too_that_two_hosts_have_one_system_datastore(cloud: Cloud) -
         done.returncode == 1 and f"{DATASTORES}/{SYSTEM} is one directory on h1, h2" in done.stderr.decode()
     ), done.stderr
     assert cloud.lab.fe.run(words).stderr == b""
+
+
+def test_fix_puts_back_what_a_datastore_has_lost(cloud: Cloud) -> None:
+    store = cloud.oned.datastores[STORE]
+    cloud.oned.datastore_monitor(STORE)
+    before, line = dict(store.template), f'datastore {STORE} ({store.name}): DISK_TYPE = "FILE"'
+    with update_in_sunstone(cloud):
+        shown = cloud.lab.fe.run([COMMAND, "doctor", "--fix", "--dry-run"], check=False)
+        assert shown.returncode == 1 and shown.stdout.decode().startswith(f"{line}: would be put back\n")
+        assert "DISK_TYPE" not in store.template
+        done = cloud.lab.fe.run([COMMAND, "doctor", "--fix"], check=False)
+        assert done.returncode == 0 and done.stdout.decode().startswith(f"{line}: is put back\n"), done.stdout
+        assert store.template == before
+    assert doctor(cloud)[1]["findings"] == []
 
 
 def test_findings_for_people(cloud: Cloud) -> None:

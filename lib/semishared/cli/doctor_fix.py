@@ -39,8 +39,9 @@ def put_back(arguments: argparse.Namespace) -> bool:
     if not found:
         return True
     if arguments.dry_run or not on.is_asked(arguments):
+        does = "would be" if arguments.dry_run else "is"
         for line in said:
-            (warn if arguments.json else put)(f"{line}: {'would be' * arguments.dry_run or 'is'} put back")
+            (warn if arguments.json else put)(f"{line}: {does} put back")
     if arguments.dry_run or not on.agreed(arguments, said):
         return False
     is_well = True
