@@ -50,7 +50,8 @@ ELSEWHERE = {
     (
         "opennebula/oned.py",
         "semishared_key",
-    ): "beside one_auth of a front-end, where nothing else of ours lies",
+    ): "beside one_auth of a front-end",
+    ("front/noted_datastores.py", "semishared_datastores"): "beside the key, on each front-end",
     ("opennebula/args.py", r"disk\.([0-9]{1,9})\Z"): "a word of oned, which knows of no layout",
     ("plan/vm/live_migration.py", "--migrate-disks"): "an option of virsh",
     ("share/as_root.py", "semishared-btrfs "): "what that program calls itself",

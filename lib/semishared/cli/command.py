@@ -320,7 +320,7 @@ class Survey:
 
 
 def is_asked(arguments: argparse.Namespace) -> bool:
-    """Tell whether somebody at a terminal is asked for consent."""
+    """Tell whether the administrator is at a terminal, and is asked for consent."""
     return not arguments.yes and sys.stdin.isatty() and sys.stdout.isatty()
 
 

@@ -64,6 +64,12 @@ class HostState:
     MONITORING_ERROR, MONITORING_INIT, MONITORING_DISABLED, OFFLINE = range(5, 9)
 
 
+class DatastoreState:
+    """STATE of a datastore."""
+
+    READY, DISABLED = range(2)
+
+
 class DatastoreType:
     """TYPE of a datastore."""
 

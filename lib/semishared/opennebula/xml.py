@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from ..errors import BadArguments
 from ..units import MiB
-from .states import DatastoreType, HostState, ImageType, LcmState, VmState
+from .states import DatastoreState, DatastoreType, HostState, ImageType, LcmState, VmState
 from .values import ID_BITS, decode, integer, is_yes, upper
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ class Datastore(Object):
     @property
     def is_enabled(self) -> bool:
         """Tell whether the scheduler may choose it."""
-        return self.state <= 0
+        return self.state != DatastoreState.DISABLED
 
     @property
     def has_images(self) -> bool:

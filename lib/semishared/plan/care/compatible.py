@@ -93,7 +93,7 @@ def unreached(datastores: Sequence[Datastore]) -> list[Datastore]:
 def changes(datastores: Sequence[Datastore], *, ours: bool) -> list[Change]:
     """Return what `setup` has to write, in our image datastores or in those of other drivers.
 
-    A choice that is there stays, without what oned would refuse, and with what nobody names yet.
+    A choice that is there stays, without what oned would refuse, and with what no image datastore names yet.
     """
     systems = [one for one in datastores if one.is_system]
     late = {system.id for system in unreached(datastores)}
@@ -105,7 +105,7 @@ def changes(datastores: Sequence[Datastore], *, ours: bool) -> list[Change]:
         has = named(store)
         wanted = (has & able) | (able & late) if has & able else able
         if not ours and not astray(store, datastores) and not able & late:
-            continue  # as it is, it is in nobody's way
+            continue  # as it is, it stands in no one's way
         if wanted and wanted != has:
             found.append(Change(store, tuple(sorted(wanted))))
     return found
