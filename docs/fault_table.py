@@ -69,6 +69,7 @@ TITLES = {
     51: "An upload is the disk that its header says, and all of it",
     53: "VMs are sent to where they can be deployed",
     54: "A datastore that lost attributes is never another store",
+    57: "No attribute of OpenNebula's own drivers is silently ignored",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

@@ -16,6 +16,7 @@ import fault_table  # noqa: E402
 import pictures  # noqa: E402
 
 from semishared.errors import SemisharedError, catalogue  # noqa: E402
+from semishared.model import stock  # noqa: E402
 from semishared.model.attributes import Attribute, known, of_images  # noqa: E402
 
 ERRORS = """<!-- Generated from lib/semishared/errors.py by `make docs`. -->
@@ -72,6 +73,30 @@ def with_rows(text: str) -> str:
     return ROWS.sub(table, text)
 
 
+STOCK_ROWS = re.compile(r"(<!-- stock (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+STOCK_HEAD = "\n| name | here | what that means |\n|---|---|---|\n"
+
+
+def with_stock(text: str) -> str:
+    """Return a page with the rows of lib/semishared/model/stock.py between its marks, which name the kind of
+    object.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        rows = [
+            f"| `{row.name}` | {row.verdict}{_unless(row)} | {row.doc} |\n"
+            for row in sorted(stock.ROWS, key=lambda row: row.name)
+            if row.of == match.group(2)
+        ]
+        return f"{match.group(1)}{STOCK_HEAD}{''.join(rows)}\n{match.group(3)}"
+
+    return STOCK_ROWS.sub(table, text)
+
+
+def _unless(row: stock.Row) -> str:
+    return f", but for {', '.join(f'`{word}`' for word in row.harmless)}" if row.harmless else ""
+
+
 def _row(row: Attribute, has_section: bool) -> str:
     words = [f"`{word}`" + " (default)" * (word == row.default) for word in row.values]
     name = f"[`{row.name}`](#{row.name.lower()})" if has_section else f"`{row.name}`"
@@ -80,7 +105,7 @@ def _row(row: Attribute, has_section: bool) -> str:
 
 def attributes() -> str:
     """Return the page of attributes, whose tables of ours follow from the code."""
-    return with_rows(ATTRIBUTES.read_text(encoding="utf-8"))
+    return with_stock(with_rows(ATTRIBUTES.read_text(encoding="utf-8")))
 
 
 CONFIGURE = DOCS / "how-to" / "configure-oned.md"

@@ -133,7 +133,7 @@ WRONG = [
     ("image datastore", {**CEPH, "CEPH_HOST": "mon1;mon2"}, "no address"),
     ("image datastore", {**CEPH, "CEPH_KEY": "AQ"}, "keyring"),
     ("image datastore", {**CEPH, "DRIVER": "qcow2"}, "not one of raw"),
-    ("image datastore", {"BRIDGE_LIST": "h1"}, "mounted store"),
+    ("image datastore", {"BRIDGE_LIST": "h1"}, "the front-end mounts the store too"),
     ("system datastore", {"SHARED": "YES"}, "SHARED = NO"),
     ("host", {"SEMISHARED_BASES_LIMIT": "much"}, "much"),
     ("host", {"SEMISHARED_PLACE": "shared"}, "means nothing in hosts"),

@@ -74,7 +74,21 @@ def _asked_of_oned(action: Action, asked: Any, planner: Callable[..., Plan]) -> 
     if "image" in wanted:
         found["image"] = oned.image(found["disk"].image_id)
         found["datastore"] = _marked(action, oned.datastore(found["image"].store_id))
+    if action.name in MAKE:
+        _refuse_stock(found)
     return found
+
+
+MAKE = ("clone", "ln", "mkimage")
+"""Actions that make a disk as attributes say: what cannot work is refused here, not when the disk goes."""
+
+
+def _refuse_stock(found: dict[str, Any]) -> None:
+    from ..model.store import template
+
+    template.refuse_stock("disk", found["disk"], found["disk"].fields())
+    if "datastore" in found:
+        template.refuse_stock("datastore", found["datastore"], found["datastore"].fields("TEMPLATE"))
 
 
 def context(action: Action, asked: args.Context) -> Plan:

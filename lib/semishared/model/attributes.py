@@ -202,6 +202,16 @@ BASES_FLOOR = Attribute("SEMISHARED_BASES_FLOOR", (HOST,), "what stays free besi
 HOST_POOL = Attribute("SEMISHARED_POOL", (HOST,), "where its disks and bases lie", what=DEVICES)
 FENCED = Attribute("SEMISHARED_FENCED", (HOST,), "nothing: it is of an older version")
 
+REFUSABLE = frozenset(
+    (
+        *("BRIDGE_LIST", "CACHE_ENABLE", "CEPH_KEY", "CEPH_TRASH", "LVM_THIN_ENABLE"),
+        *("NFS_AUTO_ENABLE", "QCOW2_STANDALONE", "RBD_FORMAT", "RECOVERY_SNAPSHOT_FREQ", "SPARSE"),
+    )
+)
+"""Attributes of stock's that an action may refuse by name; model/stock.py is loaded where one of these is."""
+DISK_TYPES = ("", "FILE", "RBD", "FILESYSTEM")
+"""Those of datastores of ours. Nearly each datastore has one, so the name alone loads nothing."""
+
 TM_CONF = (
     ("LN_TARGET", "NONE", True),
     ("CLONE_TARGET", "SYSTEM", True),

@@ -49,6 +49,11 @@ class View:
     def is_yes(self, path: str) -> bool:
         return is_yes(self.text(path))
 
+    def fields(self, path: str = ".") -> dict[str, str]:
+        """Return the texts of the elements below `path` by their names; none if there is no such path."""
+        found = self.element.find(path)
+        return {} if found is None else {child.tag: child.text or "" for child in found}
+
     def all(self, path: str) -> list[View]:
         return [View(element) for element in self.element.findall(path)]
 

@@ -14,7 +14,7 @@ from .. import attributes as a
 from .access import HERE, KINDS, MOUNTED, Access, Kind
 
 if TYPE_CHECKING:
-    from typing import Protocol
+    from typing import Mapping, Protocol
 
     from ..attributes import Attribute, Holder
 
@@ -110,6 +110,17 @@ def _remote(datastore: Datastore) -> dict[str, str]:
             f"SEMISHARED_CEPH_REMOTE_SECRET: a user and libvirt's secret with the key of that user"
         )
     return {"remote": user, "remote_secret": secret}
+
+
+def refuse_stock(of: str, holder: Holder, template: Mapping[str, str]) -> None:
+    """Raise BadAttribute for an attribute of OpenNebula's own drivers that cannot work here.
+
+    `of` is what `holder` is, in the words of model/stock.py.
+    """
+    if template.get("DISK_TYPE", "") not in a.DISK_TYPES or not a.REFUSABLE.isdisjoint(template):
+        from .. import stock
+
+        stock.refuse(of, f"{of} {holder.id}", template)
 
 
 def unmarked(datastore: Datastore) -> str:

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 from ...errors import BadAttribute, SemisharedError
 from ...model import attributes as rows
+from ...model import stock
 from ...model.attributes import (
     BASES_FLOOR,
     BASES_LIMIT,
@@ -32,12 +33,12 @@ from ..device import choose
 from . import placement
 
 NAME = re.compile(r"[A-Z][A-Z0-9_]*\Z")
-DISK_TYPES = ("FILE", "RBD", "FILESYSTEM")
 
 
 def problems(holder: str, attributes: Mapping[str, str]) -> list[str]:
     """Return what is wrong with the attributes of an image, a host, or a datastore of either kind."""
     found = [text for name in attributes for text in _name_problems(holder, name)]
+    found += _in_vain(holder, attributes)
     checks = {IMAGE: _image, IMAGE_DS: _image_datastore, SYSTEM_DS: _system_datastore, HOST: _host}
     try:
         checks[holder](attributes)
@@ -59,6 +60,25 @@ def _name_problems(holder: str, name: str) -> list[str]:
         return [f"{name} means nothing in {holder}s, only in {' and '.join(f'{item}s' for item in row.of)}"]
     near = get_close_matches(name.upper(), [word for word in known if holder in known[word].of], 1, 0.5)
     return [f"there is no attribute {name}" + "".join(f": is {word} meant?" for word in near)]
+
+
+OF_STOCK = {IMAGE: stock.IMAGE, IMAGE_DS: stock.DATASTORE, SYSTEM_DS: stock.DATASTORE, HOST: stock.HOST}
+
+
+def _in_vain(holder: str, attributes: Mapping[str, str]) -> list[str]:
+    """Return what to say of attributes of stock's that are refused, or have no effect.
+
+    What is refused below, where the datastore is parsed, is said there.
+    """
+    rows = stock.said(OF_STOCK[holder], attributes)
+    return [
+        row.words(
+            f"the {stock.DATASTORE}" if holder.endswith(stock.DATASTORE) else f"the {holder}",
+            attributes[row.name],
+        )
+        for row in rows
+        if row.name != "DISK_TYPE" and (row.name != "CEPH_KEY" or attributes.get("DISK_TYPE") != "RBD")
+    ]
 
 
 def datastore(attributes: Mapping[str, str]) -> Datastore:
@@ -89,8 +109,8 @@ def _disks(image: Image, view: Datastore) -> None:
 
 def _image_datastore(attributes: Mapping[str, str]) -> None:
     kind = attributes.get("DISK_TYPE", "FILE")
-    if kind not in DISK_TYPES:
-        raise BadAttribute(f"DISK_TYPE is {kind!r}, not one of {', '.join(DISK_TYPES)} in capitals")
+    if kind not in rows.DISK_TYPES:
+        raise BadAttribute(f"DISK_TYPE is {kind!r}, not one of {', '.join(rows.DISK_TYPES[1:])} in capitals")
     view, empty = datastore(attributes), Image(ElementTree.Element("IMAGE"))
     placement.is_client(empty, view)
     if template.is_shares(view):
@@ -98,8 +118,6 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
         return
     access = template.access(view)
     machine = template.machine(view, 0)
-    if not machine and attributes.get("BRIDGE_LIST"):
-        raise BadAttribute("BRIDGE_LIST means nothing for a mounted store: the front-end mounts it too")
     if machine:
         template.pool(view)
         template.fence_user(view)

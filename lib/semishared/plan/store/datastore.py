@@ -22,7 +22,9 @@ from ...units import MiB, mib_ceil
 from ..image import images
 
 SAVE_AS = "save_as"
-CHANGES = ("cp", "mkfs", "clone", "rm")
+MAKE = ("cp", "mkfs", "clone")
+"""Actions that make an image as attributes say: what cannot work is refused here, not when the image goes."""
+CHANGES = (*MAKE, "rm")
 """Actions that could make an image below a mount point, or take an image there for removed."""
 
 
@@ -223,6 +225,8 @@ def planned(action: str, asked: Asked) -> Part[str]:
             f"datastore {asked.datastore.id} holds disks: directories for guests are made where "
             f"DISK_TYPE is FILESYSTEM"
         )
+    if action in MAKE:
+        template.refuse_stock("datastore", asked.datastore, asked.datastore.fields("TEMPLATE"))
     if action != stat.__name__ and not asked.machine:
         yield Here(d.CheckStore(asked.access, asked.root))
         doubt = template.unmarked(asked.datastore)
