@@ -5,12 +5,14 @@ refused by name where it is first read, and stops nothing from going; what can w
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any, Dict, Iterator
 
 import pytest
 
 from lab.oned import ActionFailed
+from semishared.tools import qemu_img
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 
 REFUSED_OF_DATASTORES = {
@@ -73,10 +75,111 @@ def test_a_disk_with_what_cannot_work_is_not_made(site: ActionSite, name: str) -
 
 
 def test_harmless_words_of_stock_are_taken(site: ActionSite) -> None:
-    harmless: Dict[str, str] = {
+    harmless: Dict[str, Any] = {
         **{"NFS_AUTO_ENABLE": "NO", "RBD_FORMAT": "2", "CACHE_ENABLE": "no", "DISK_TYPE": "file"},
         **{"CEPH_TRASH": "no", "SPARSE": "yes"},
     }
     site.oned.datastore_update(STORE, harmless)
     vm = vm_with(site, IMAGE_ID=site.image(), SPARSE="YES", QCOW2_STANDALONE="NO")
     assert site.make("clone", vm).exists()
+
+
+# -- configuration -----------------------------------------------------------------------------------
+
+
+def configure(site: ActionSite, name: str, text: str) -> None:
+    """Write one of the files that the site's administrator has for OpenNebula's own drivers.
+
+    Actions are started, not forked: where they lie decides where they look for it.
+    """
+    site.oned.runner.through = ()  # type: ignore[attr-defined]
+    path = site.top / "fe/var/lib/one/remotes/etc/datastore" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def content(site: ActionSite, path: Path, format: str) -> Path:
+    raw = site.top / "raw"
+    raw.unlink(missing_ok=True)
+    qemu_img.convert(str(path), format, str(raw), "raw")
+    return raw
+
+
+def tag(raw: Path, name: str) -> str:
+    argv = ["blkid", "-p", "-s", name, "-o", "value", str(raw)]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def volatile(site: ActionSite, fs: str, format: str = "raw", size: int = 320) -> Path:
+    vm = vm_with(site, TYPE="FS", SIZE=size, FORMAT=format, FS=fs)
+    site.tm("mkimage", size, format, f"{HERE}:{site.disk(vm)}", vm, SYSTEM)
+    return content(site, site.disk(vm), format)
+
+
+CONF = """# comments stay comments
+SUPPORTED_FS="ext3,ext4,xfs,btrfs"   # and so do these
+export FS_OPTS_ext4='-L data -m 0 -O ^has_journal'
+FS_OPTS_xfs=-Lbulk
+FS_OPTS_btrfs="-L pool"
+"""
+
+
+def test_swap_areas_have_the_label_of_stock(site: ActionSite) -> None:
+    vm = vm_with(site, TYPE="SWAP", SIZE=8)
+    site.tm("mkswap", 8, f"{HERE}:{site.disk(vm)}", vm, SYSTEM)
+    assert (tag(site.disk(vm), "TYPE"), tag(site.disk(vm), "LABEL")) == ("swap", "swap")
+
+
+@pytest.mark.fault(57, "mkfs is run as datastore.conf says")
+@pytest.mark.parametrize(
+    ("fs", "label"), [("ext4", "data"), ("xfs", "bulk"), ("btrfs", "pool"), ("ext3", "")]
+)
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_file_systems_are_made_as_the_site_says(site: ActionSite, fs: str, label: str, format: str) -> None:
+    configure(site, "datastore.conf", CONF)
+    raw = volatile(site, fs, format)
+    assert (tag(raw, "TYPE"), tag(raw, "LABEL")) == (fs, label)
+    if fs == "ext4":
+        told = subprocess.run(["dumpe2fs", "-h", str(raw)], check=True, capture_output=True, text=True).stdout
+        assert "has_journal" not in told and "Reserved block count:     0" in told
+    image = site.oned.image_create(
+        STORE, f"of-{fs}", size=320, type="DATABLOCK", format=format, attributes={"FS": fs}
+    )
+    raw = content(site, site.source(image), format)
+    assert (tag(raw, "TYPE"), tag(raw, "LABEL")) == (fs, label)
+
+
+def test_a_file_system_that_the_site_does_not_support_is_refused(site: ActionSite) -> None:
+    configure(site, "datastore.conf", CONF)
+    vm = vm_with(site, TYPE="FS", SIZE=8, FORMAT="raw", FS="ext2")
+    asked = ("mkimage", 8, "raw", f"{HERE}:{site.disk(vm)}", vm, SYSTEM)
+    assert "FS of disk 0 is 'ext2', not one of btrfs, ext3, ext4, swap, xfs" in site.refused(
+        "SS003", site.tm, *asked
+    )
+    with pytest.raises(ActionFailed, match="FS of image .* is 'ext2', not one of"):
+        site.oned.image_create(STORE, "x", size=8, type="DATABLOCK", format="raw", attributes={"FS": "ext2"})
+    configure(site, "datastore.conf", "")
+    site.tm(*asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            'FS_OPTS_ext4="$(hostname)"',
+            "FS_OPTS_ext4 of datastore.conf is .*nothing but a plain value is read",
+        ),
+        ('FS_OPTS_ext4="-L x', "nothing but a plain value is read"),
+        ("FS_OPTS_ext4=-L x", "nothing but a plain value is read"),
+        ("FS_OPTS_ext4=a'b'", "nothing but a plain value is read"),
+        ("SUPPORTED_FS=ext4,zfs", "SUPPORTED_FS of datastore.conf has zfs, none of"),
+    ],
+)
+def test_what_cannot_be_followed_in_the_sites_file_is_refused_by_name(
+    site: ActionSite, text: str, why: str
+) -> None:
+    configure(site, "datastore.conf", text)
+    with pytest.raises(ActionFailed, match=why):
+        volatile(site, "ext4", size=8)
+    configure(site, "datastore.conf", f"OTHER={text.partition('=')[2]}\n")
+    volatile(site, "ext4", size=8)

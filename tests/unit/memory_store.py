@@ -11,7 +11,7 @@ import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 from semishared.errors import (
     AnotherWriter,
@@ -207,7 +207,7 @@ class MemoryStore:
         self.image(image.source).known = (0, generation)
         return generation
 
-    def create(self, image: ImageRef, size: int, fs: str) -> None:
+    def create(self, image: ImageRef, size: int, fs: str, fs_options: Sequence[str] = ()) -> None:
         self._make(image.source, bytes(size))
 
     def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from semishared.errors import BadAttribute
+from semishared.front import stock_conf
 from semishared.model import attributes, stock
 from semishared.plan.image import attributes as checks
+from semishared.tools import qemu_img
 
 ROOT = Path(__file__).resolve().parents[2]
 LIB = ROOT / "lib" / "semishared"
@@ -97,7 +99,7 @@ def test_what_cannot_work_is_refused_by_name_with_what_to_do(name: str) -> None:
 )
 def test_setup_and_doctor_name_it_before(name: str) -> None:
     row = BY_ID[name]
-    holders = {"datastore": checks.IMAGE_DS, "image": checks.IMAGE, "host": checks.HOST}
+    holders = {"datastore": attributes.IMAGE_DS, "image": attributes.IMAGE, "host": attributes.HOST}
     if row.of not in holders:
         pytest.skip("a user's DISK, and files of the site, are no template that they look at")
     beside = {"CEPH_USER": "a", "DISK_TYPE": "RBD"} if row.name == "CEPH_KEY" else {}
@@ -109,6 +111,10 @@ def test_a_mount_that_is_seen_to_be_there_is_taken() -> None:
     mounted = {"NFS_AUTO_ENABLE": "YES", "NFS_AUTO_HOST": "nas", "NFS_AUTO_PATH": "/a"}
     with pytest.raises(BadAttribute, match="NFS_AUTO_ENABLE = 'YES' of datastore 5 is refused: no machine"):
         stock.refuse("datastore", "datastore 5", mounted)
-    assert len(checks.problems(checks.IMAGE_DS, mounted)) == 3
+    assert len(checks.problems(attributes.IMAGE_DS, mounted)) == 3
     stock.refuse("datastore", "datastore 5", {**mounted, "SEMISHARED_STORE": "0" * 32})
-    assert not checks.problems(checks.IMAGE_DS, {**mounted, "SEMISHARED_STORE": "0" * 32})
+    assert not checks.problems(attributes.IMAGE_DS, {**mounted, "SEMISHARED_STORE": "0" * 32})
+
+
+def test_file_systems_that_a_site_may_name_are_those_that_can_be_made() -> None:
+    assert {*stock_conf.KNOWN, stock_conf.SWAP} == {*qemu_img.MKFS}

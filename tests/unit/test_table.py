@@ -8,7 +8,19 @@ import functools
 import importlib
 import types
 from pathlib import Path
-from typing import Any, Callable, Iterator, NoReturn, Optional, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Callable,
+    Iterator,
+    Mapping,
+    NoReturn,
+    Optional,
+    Tuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import pytest
 
@@ -121,6 +133,7 @@ def test_each_parameter_of_a_planner_is_filled(name: str) -> None:
         "action": Action,
         "freeze": str,
         "options": str,
+        "file_systems": Mapping[str, Tuple[str, ...]],
         "vm": Vm,
         "image": Image,
         "datastore": Datastore,

@@ -308,7 +308,7 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
         record = record._replace(path=first_layer(disk))
     with publishing(disk, planned, record, max(step.size // GROWTH, written)) as staged:
         room.for_disk(disk.vm_dir, written, ask, where=os.path.dirname(staged))
-        qemu_img.make_empty(staged, step.format, step.size, step.fs)
+        qemu_img.make_empty(staged, step.format, step.size, step.fs, options=step.fs_options)
         os.chmod(staged, 0o660)
 
 

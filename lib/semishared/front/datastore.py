@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Mapping, Tuple
 
 from .. import table
 from ..errors import BadArguments, OnedUnavailable, StoreAbsent
@@ -16,10 +17,9 @@ from ..model.exchange import Part
 from ..model.store import dir_names, template
 from ..named import NamedTuple
 from ..opennebula.report import Report
-from ..opennebula.xml import Datastore, DriverData
+from ..opennebula.xml import Datastore, DriverData, Image
 from ..plan.store import datastore as plans
 from ..tools import progress
-from ..tools.qemu_img import MKFS
 from ..units import GiB
 from .action import Action, carry_out
 
@@ -84,12 +84,26 @@ def planned(action: Action) -> Part[str]:
     progress.limit_s = action.config.hosts_standstill_timeout_s
     data, most = DriverData(sys.stdin.buffer.read()), action.config.images_max_virtual_size_gib * GiB
     asked = plans.Asked(
-        data.image, data.datastore, most, tuple(MKFS), os.urandom(16).hex(), os.uname().nodename
+        data.image,
+        data.datastore,
+        most,
+        _file_systems(action, data.image),
+        os.urandom(16).hex(),
+        os.uname().nodename,
     )
     _noted(action.name, data.datastore)
     work = Work(action, asked)
     action.here = lambda step: table.carry_out(step, work)
     return plans.planned(action.name, asked)
+
+
+def _file_systems(action: Action, image: Image) -> Mapping[str, Tuple[str, ...]]:
+    """Return what mkfs may be asked for; the site's file is read only where it is asked for one."""
+    if action.name != plans.mkfs.__name__ or not (image.file_system or image.attribute("FS")):
+        return {}
+    from . import stock_conf
+
+    return stock_conf.file_systems()
 
 
 def act(action: str, argv: list[str], report: Report) -> str:

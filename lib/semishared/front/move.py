@@ -26,6 +26,10 @@ def mv(action: Action, asked: args.Move) -> Plan:
         _why_not_fenced(oned, action, vm, asked.source.host) if vm.lcm_state in moves.MAY_BE_LOST else ""
     )
     told = moves.Told(*here, any(here) and _front_end_runs_vms(oned), why_not, action.config.overlays_options)
+    if vm.lcm_state in moves.MAY_BE_LOST:
+        from . import stock_conf
+
+        told = told._replace(file_systems=stock_conf.file_systems())
     return moves.mv(asked, vm, told)
 
 

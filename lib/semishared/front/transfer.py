@@ -55,6 +55,10 @@ def planned(action: Action) -> Plan:
     wanted = planner.__code__.co_varnames[: planner.__code__.co_argcount]
     if not set(wanted) <= set(found):
         found.update(_asked_of_oned(action, asked, planner))
+    if "file_systems" in wanted and found["disk"].file_system:
+        from . import stock_conf
+
+        found["file_systems"] = stock_conf.file_systems()
     plan: Plan = planner(**{name: found[name] for name in wanted if name in found})
     return plan
 

@@ -136,6 +136,8 @@ class CreateVolatile(Step[None]):
     size: int
     format: str
     fs: str
+    fs_options: tuple[str, ...] = ()
+    """Words for mkfs, by the site (front/stock_conf.py)."""
 
 
 class NoteIoClasses(Step[None]):

@@ -266,16 +266,20 @@ ROWS: Tuple[Row, ...] = (
         CONFIGURATION,
         STOCK,
         ("BACKUP_BASE_PATH", "of `datastore.conf`: where hosts leave the disks of a backup"),
+        (
+            "FS_OPTS_*",
+            "of `datastore.conf`: words for `mkfs`, also of a label; a plain value, nothing that bash would "
+            "compute; a swap area has the label `swap`",
+        ),
+        ("SUPPORTED_FS", "of `datastore.conf`; of `ext2`, `ext3`, `ext4`, `xfs`, `btrfs`"),
     ),
     *_rows(
         CONFIGURATION,
         NOTHING,
         ("CEPH_TRASH", "not read yet"),
-        ("FS_OPTS_*", "not read yet"),
         ("POOL_NAME", "not read yet"),
         ("QCOW2_OPTIONS", "not read yet"),
         ("STAGING_DIR", "not read yet"),
-        ("SUPPORTED_FS", "not read yet"),
         ("DD_BLOCK_SIZE", "nothing is copied by `dd`: extents have 1 MiB"),
         ("RBD_FORMAT", "of `ceph.conf`: images made here have format 2"),
         ("ZERO_LVM_ON_CREATE", LVM),

@@ -23,6 +23,7 @@ from typing import (
     List,
     Optional,
     Protocol,
+    Sequence,
     Tuple,
 )
 
@@ -146,8 +147,8 @@ class Store(Protocol):
         Raise TransferCorrupt if the sender `said` another one.
         """
 
-    def create(self, image: ImageRef, size: int, fs: str) -> None:
-        """Make a new empty image, with a file system unless `fs` is ''."""
+    def create(self, image: ImageRef, size: int, fs: str, fs_options: Sequence[str] = ()) -> None:
+        """Make a new empty image, with a file system unless `fs` is ''; `fs_options` are words for mkfs."""
 
     def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
         """Make the new `image` an independent copy of a closed image of this kind, or of a snapshot of it.

@@ -30,8 +30,10 @@ MKFS = {
     "ext3": ["mkfs.ext3", "-q", "-F"],
     "ext4": ["mkfs.ext4", "-q", "-F"],
     "xfs": ["mkfs.xfs", "-q", "-f"],
-    "swap": ["mkswap"],
+    "btrfs": ["mkfs.btrfs", "-q", "-f"],
+    "swap": ["mkswap", "-L", "swap"],
 }
+"""A swap area has the label that OpenNebula's own drivers give it: guests' fstab may name it by that."""
 
 
 def info(path: str, format: str, *, foreign: bool = False) -> dict[str, object]:
@@ -69,10 +71,12 @@ def create(path: str, format: str, size: int) -> None:
     work(["qemu-img", "create", "-q", "-f", format, path, str(size)])
 
 
-def make_empty(path: str, format: str, size: int, fs: str, directory: str = "") -> None:
+def make_empty(
+    path: str, format: str, size: int, fs: str, directory: str = "", options: Sequence[str] = ()
+) -> None:
     """Create an empty image at `path` of `size` bytes, holding file system `fs` unless that is ''.
 
-    Temporary files lie in `directory`, else beside the image.
+    Temporary files lie in `directory`, else beside the image. `options` are words for mkfs.
     """
     if not fs:
         create(path, format, size)
@@ -80,7 +84,7 @@ def make_empty(path: str, format: str, size: int, fs: str, directory: str = "") 
     raw = path if format == "raw" else files.staged_name(f"{directory or os.path.dirname(path)}/raw")
     try:
         create(raw, "raw", size)
-        work([*MKFS[fs], raw])
+        work([*MKFS[fs], *options, raw])
         if raw != path:
             convert(raw, "raw", path, format)
     finally:

@@ -99,6 +99,10 @@ def vm(case: Case) -> Vm:
     return found
 
 
+FILE_SYSTEMS = {"ext4": ("-m", "0"), "xfs": ()}
+"""By datastore.conf: SUPPORTED_FS, and options of one."""
+
+
 def disk(case: Case, number: Optional[int]) -> Disk:
     return Disk(changed(vm(case).disk(number or 0).element, case.get("disk", {})))
 
@@ -127,7 +131,7 @@ def ln(case: Case) -> Plan:
 
 def mkimage(case: Case) -> Plan:
     request = args.NewDisk.parse(case["argv"])
-    return disks.mkimage(request, disk(case, request.target.disk))
+    return disks.mkimage(request, disk(case, request.target.disk), FILE_SYSTEMS)
 
 
 def mkswap(case: Case) -> Plan:
@@ -271,7 +275,7 @@ def of_commit(case: Case) -> Part[str]:
 
 
 def of_datastore(name: str, case: Case) -> Part[str]:
-    asked = datastores.Asked(image(case), datastore(case), 16 << 40, ("ext4", "xfs"), "70" * 16, "fe")
+    asked = datastores.Asked(image(case), datastore(case), 16 << 40, FILE_SYSTEMS, "70" * 16, "fe")
     return datastores.planned(name, asked)
 
 

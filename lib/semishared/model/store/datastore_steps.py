@@ -77,6 +77,8 @@ class CreateImage(Step[None]):
     image: ImageRef
     size: int
     fs: str
+    fs_options: tuple[str, ...] = ()
+    """Words for mkfs, by the site (front/stock_conf.py)."""
 
 
 class Received(Named):

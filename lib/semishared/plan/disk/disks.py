@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Mapping, Optional, Tuple
 
 from ...errors import BadArguments, NotSupported
 from ...model import steps as s
@@ -198,13 +198,21 @@ def _diff(
     yield Say(commit_turns.made, (target.vm, target.disk, found))
 
 
-def mkimage(asked: NewDisk, disk: Disk) -> Plan:
+FileSystems = Mapping[str, Tuple[str, ...]]
+"""The file systems that the site supports, and words for mkfs (front/stock_conf.py); none: as mkfs has it."""
+ALL: FileSystems = {}
+
+
+def mkimage(asked: NewDisk, disk: Disk, file_systems: FileSystems = ALL) -> Plan:
     """Plan mkimage: an empty disk on the host, with the file system the VM template names."""
     format = asked.format or "raw"
     if format not in FORMATS:
         raise NotSupported(f"format {format!r} of disk {disk.id} is not {' or '.join(FORMATS)}")
     placement.check_volatile(disk)
-    yield from _volatile(asked, format, disk.file_system)
+    fs = disk.file_system
+    if fs and file_systems and fs not in file_systems:
+        raise NotSupported(f"FS of disk {disk.id} is {fs!r}, not one of {', '.join(sorted(file_systems))}")
+    yield from _volatile(asked, format, fs, file_systems)
 
 
 def mkswap(asked: NewDisk) -> Plan:
@@ -212,12 +220,13 @@ def mkswap(asked: NewDisk) -> Plan:
     yield from _volatile(asked, "raw", "swap")
 
 
-def _volatile(asked: NewDisk, format: str, fs: str) -> Plan:
+def _volatile(asked: NewDisk, format: str, fs: str, file_systems: FileSystems = ALL) -> Plan:
     if not asked.size:
         raise BadArguments("a disk of size 0")
     disk = disk_ref(asked.target)
     kind = yield from placement.volatile(asked.target.vm_place)
-    yield On(asked.target.host, (_prepare(asked.target), s.CreateVolatile(disk, asked.size, format, fs)))
+    made = s.CreateVolatile(disk, asked.size, format, fs, file_systems.get(fs, ()))
+    yield On(asked.target.host, (_prepare(asked.target), made))
     yield from placement.noted(asked.target.host, disk, kind)
 
 

@@ -6,7 +6,7 @@ What they ask of a store is the same for all kinds; the machine that changes it 
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Mapping, Tuple
 
 from ...errors import BadAttribute, NotSupported, RestrictedPath
 from ...model.exchange import Here, Part, T, ask, here, warn
@@ -34,8 +34,8 @@ class Asked(NamedTuple):
     image: Image
     datastore: Datastore
     max_size: int
-    file_systems: Tuple[str, ...]
-    """File systems that can be made."""
+    file_systems: Mapping[str, Tuple[str, ...]]
+    """File systems that the site supports, and words for mkfs (front/stock_conf.py)."""
     token: str
     """A name that no image has."""
     node: str
@@ -128,7 +128,7 @@ def mkfs(asked: Asked) -> Part[str]:
         raise BadAttribute(
             f"SIZE of image {image.id} is {image.size // MiB} MiB; 1 to {asked.max_size // MiB} are possible"
         )
-    yield from asked.done(d.CreateImage(new, image.size, fs))
+    yield from asked.done(d.CreateImage(new, image.size, fs, asked.file_systems.get(fs, ())))
     return new.source
 
 

@@ -64,14 +64,14 @@ class _Rebuilt(NamedTuple):
     machine: str = ""
 
 
-def mv(asked: Move, vm: Vm, overlay_options: str) -> Plan:
+def mv(asked: Move, vm: Vm, overlay_options: str, file_systems: disks.FileSystems = disks.ALL) -> Plan:
     """Plan mv of a VM directory from a host that can write to no store any more; raise DiskLost or
     NotSupported before anything is done.
     """
     place, found = asked.target, []
     for disk in vm.disks:
         if not disk.is_directory and (disk.driver in ("", disks.DRIVER) or not _has_no_file(disk)):
-            found.append((yield from _decided(asked, vm, disk, overlay_options)))
+            found.append((yield from _decided(asked, vm, disk, overlay_options, file_systems)))
     for name in TYPES:
         if View(vm.element).text(f"TEMPLATE/OS/{name}_DS"):
             found.append((yield from _kernel(place, vm, name)))
@@ -87,12 +87,15 @@ def mv(asked: Move, vm: Vm, overlay_options: str) -> Plan:
         yield On(rebuilt.machine, (i.NoteEpoch(rebuilt.image, vm.id, vm.seq),))
 
 
-def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Rebuilt]:
+def _decided(
+    asked: Move, vm: Vm, disk: Disk, overlay_options: str, file_systems: disks.FileSystems
+) -> Part[_Rebuilt]:
     place = DiskPlace(asked.target, disk_names.disk_name(disk.id), disk.id)
     if disk.image_id < 0:
         _may_begin_anew(asked.source.host, vm, disk)
         request = NewDisk(disk.size, "raw" if _is_swap(disk) else disk.format, place)
-        return _Rebuilt(disks.mkswap(request) if _is_swap(disk) else disks.mkimage(request, disk))
+        made = disks.mkswap(request) if _is_swap(disk) else disks.mkimage(request, disk, file_systems)
+        return _Rebuilt(made)
     if disk.driver not in ("", disks.DRIVER):
         raise NotSupported(
             f"disk {disk.id} of VM {vm.id} is of driver {disk.driver}, and is not brought elsewhere"

@@ -11,7 +11,7 @@ move is still under way. In doubt the source stays, which is no failure: the tar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Tuple
 
 from ...errors import MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
 from ...model import steps as s
@@ -56,6 +56,8 @@ class Told(NamedTuple):
     not.
     """
     overlay_options: str = ""
+    file_systems: Mapping[str, Tuple[str, ...]] = {}
+    """What volatile disks may have, if they are to begin anew (plan/disk/disks.py)."""
 
 
 def mv(asked: Move, vm: Vm, told: Told) -> Plan:
@@ -69,7 +71,7 @@ def mv(asked: Move, vm: Vm, told: Told) -> Plan:
         if not told.why_not_fenced and (
             vm.lcm_state in UNKNOWN or (yield from failover.is_away(asked.source))
         ):
-            yield from failover.mv(asked, vm, told.overlay_options)
+            yield from failover.mv(asked, vm, told.overlay_options, told.file_systems)
             return
         if vm.lcm_state in UNKNOWN:
             yield from failover.seen_to_be_off(asked.source.host, vm, told.why_not_fenced)

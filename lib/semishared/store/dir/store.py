@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterable, Iterator, Sequence
 
 from ...errors import TransferCorrupt, UploadTooLarge
 from ...model.refs import ImageRef
@@ -155,10 +155,10 @@ class DirStore(DirDiffs):
             point("image received")
             return self.publish(image, up.file("received"), found)
 
-    def create(self, image: ImageRef, size: int, fs: str) -> None:
+    def create(self, image: ImageRef, size: int, fs: str, fs_options: Sequence[str] = ()) -> None:
         """Make and publish the image in an upload's directory."""
         with self._uploading(image) as up:
-            upload.create(image.format, size, fs, up)
+            upload.create(image.format, size, fs, up, fs_options)
 
     def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
         """Copy a file of this or another datastore, in the same format.

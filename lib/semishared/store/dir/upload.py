@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 from contextlib import contextmanager
-from typing import IO, Iterator
+from typing import IO, Iterator, Sequence
 
 from ...errors import StoreUnavailable, UnexpectedLink
 from ...model.disk import names as disk_names
@@ -150,11 +150,11 @@ def publish(
     return manifest.generation
 
 
-def create(format: str, size: int, fs: str, upload: Upload) -> str:
+def create(format: str, size: int, fs: str, upload: Upload, fs_options: Sequence[str] = ()) -> str:
     """Publish a new empty image, its content unknown until its first base copy; return its path."""
     staged = upload.file("image")
     with files.made(staged) as path:
-        qemu_img.make_empty(path, format, size, fs, upload.directory)
+        qemu_img.make_empty(path, format, size, fs, upload.directory, fs_options)
     point("image staged")
     os.rename(staged, upload.target)
     files.fsync(upload.datastore_dir)

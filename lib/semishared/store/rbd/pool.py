@@ -15,7 +15,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from datetime import timezone
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 from ...errors import (
     CephUnavailable,
@@ -385,12 +385,14 @@ def received(
     return generation
 
 
-def empty(where: ceph.Pool, name: str, made_for: str, size: int, fs: str) -> None:
+def empty(
+    where: ceph.Pool, name: str, made_for: str, size: int, fs: str, fs_options: Sequence[str] = ()
+) -> None:
     """Make an empty image, with a file system unless `fs` is ''."""
     with published(where, name, made_for) as staged:
         create(where, staged, size)
         if fs:
-            _make_file_system(where, staged, size, fs)
+            _make_file_system(where, staged, size, fs, fs_options)
         _freeze(where, staged)
 
 
@@ -420,11 +422,11 @@ def publish(where: ceph.Pool, staged: str, name: str, made_for: str) -> None:
     show(where, staged, name, made_for)
 
 
-def _make_file_system(where: ceph.Pool, name: str, size: int, fs: str) -> None:
+def _make_file_system(where: ceph.Pool, name: str, size: int, fs: str, fs_options: Sequence[str]) -> None:
     """Make the file system in a sparse local file, as mkfs needs one, and write that to the image."""
     with tempfile.TemporaryDirectory(prefix="semishared-mkfs-") as folder:
         path = f"{folder}/image"
-        qemu_img.make_empty(path, "raw", size, fs)
+        qemu_img.make_empty(path, "raw", size, fs, options=fs_options)
         point("file system made")
         with open(path, "rb") as file, ceph.opened(where, name) as image:
             writing = Writing(image)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterable, Iterator, Sequence
 
 from ...errors import Overtaken
 from ...model.disk.network_disk import NetworkDisk
@@ -127,9 +127,9 @@ class RbdStore(RbdDiffs):
         """Write the extents straight to a new image."""
         return rbd_pool.received(*ceph.bridged(image), rbd_pool.made_for(image), size, arriving, said)
 
-    def create(self, image: ImageRef, size: int, fs: str) -> None:
+    def create(self, image: ImageRef, size: int, fs: str, fs_options: Sequence[str] = ()) -> None:
         """Make an image, and freeze it."""
-        rbd_pool.empty(*ceph.bridged(image), rbd_pool.made_for(image), size, fs)
+        rbd_pool.empty(*ceph.bridged(image), rbd_pool.made_for(image), size, fs, fs_options)
 
     def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
         """Have Ceph copy the allocated extents."""
