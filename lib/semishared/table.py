@@ -46,6 +46,7 @@ STEPS = {
     "AddDeltas": "disk.premigrate:add_deltas",
     "AddLayer": "disk.layering:add_layer",
     "AdoptClone": "disk.create:adopt_clone",
+    "AllocateDisk": "disk.create:allocate",
     "AllowGrowth": "disk.snapshots:allow_growth",
     "AllowMigration": "disk.premigrate:allow_migration",
     "AnswerProbe": "disk.premigrate:answer_probe",

@@ -14,6 +14,7 @@ import pytest
 from lab.oned import ActionFailed
 from semishared.tools import qemu_img
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
+from tools.world import MiB, allocated, qemu_io
 
 REFUSED_OF_DATASTORES = {
     "NFS_AUTO_ENABLE": "YES",
@@ -82,6 +83,54 @@ def test_harmless_words_of_stock_are_taken(site: ActionSite) -> None:
     site.oned.datastore_update(STORE, harmless)
     vm = vm_with(site, IMAGE_ID=site.image(), SPARSE="YES", QCOW2_STANDALONE="NO")
     assert site.make("clone", vm).exists()
+
+
+# -- SPARSE --------------------------------------------------------------------------------------------
+
+
+def active(site: ActionSite, vm: int) -> Path:
+    return site.disk(vm).resolve()
+
+
+@pytest.mark.fault(57, "SPARSE = no of a DISK or its image allocates all that its guest may write")
+@pytest.mark.parametrize("of", ["disk", "image"])
+@pytest.mark.parametrize("place", ["overlay", "copy", "remote-first", "shared", "diff"])
+def test_a_disk_that_is_not_to_be_sparse_has_all_its_blocks(site: ActionSite, place: str, of: str) -> None:
+    words = {"SEMISHARED_PLACE": "local"} if place == "diff" else {"SEMISHARED_LOCAL": place}
+    words = {"SEMISHARED_PLACE": "shared"} if place == "shared" else words
+    said = {"SPARSE": "NO"}
+    image = site.image(persistent=place == "diff", **words, **(said if of == "image" else {}))
+    vm = vm_with(site, IMAGE_ID=image, **(said if of == "disk" else {}))
+    site.make("ln" if place == "diff" else "clone", vm)
+    assert allocated(active(site, vm)) >= 8 * MiB
+    qemu_io(active(site, vm), "raw" if place == "copy" else "qcow2", "read -P 0xa1 1M 64k")
+    other = vm_with(site, IMAGE_ID=site.image("sparse", persistent=place == "diff", **words), SPARSE="yes")
+    site.make("ln" if place == "diff" else "clone", other)
+    assert allocated(active(site, other)) < 2 * MiB
+
+
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_a_volatile_disk_that_is_not_to_be_sparse_has_all_its_blocks(site: ActionSite, format: str) -> None:
+    vm = vm_with(site, TYPE="FS", SIZE=16, FORMAT=format, FS="ext4", SPARSE="no")
+    site.tm("mkimage", 16, format, f"{HERE}:{site.disk(vm)}", vm, SYSTEM)
+    assert allocated(active(site, vm)) >= 16 * MiB
+    assert tag(content(site, active(site, vm), format), "TYPE") == "ext4"
+
+
+def test_a_disk_that_grows_has_all_its_blocks(site: ActionSite) -> None:
+    vm = vm_with(site, IMAGE_ID=site.image(), SPARSE="no")
+    site.make("clone", vm)
+    site.tm("resize", f"{HERE}:{site.disk(vm)}", 32, vm, SYSTEM)
+    assert allocated(active(site, vm)) >= 32 * MiB
+
+
+@pytest.mark.parametrize(
+    ("image", "store", "whole"), [("no", "", True), ("", "no", True), ("yes", "no", False)]
+)
+def test_an_image_says_it_before_its_datastore(site: ActionSite, image: str, store: str, whole: bool) -> None:
+    site.oned.datastore_update(STORE, {"SPARSE": store})
+    found = allocated(site.source(site.image(SPARSE=image)))
+    assert (found >= 8 * MiB) == whole and (found < 2 * MiB) == (not whole)
 
 
 # -- configuration -----------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ TABLE = (
         CLONE,
         "MergeLayer PullLayer GrowDisk BackUp SaveDisk FillImage",
     ),
-    Compared(COUNTS, "the VM's", CLONE, "CloneOnStore AdoptClone"),
+    Compared(COUNTS, "the VM's", CLONE, "CloneOnStore AdoptClone AllocateDisk"),
     Compared(COUNTS, "the VM's", "epochs of the image, its writers", "LinkInPlace CreateDiff RestoreImage"),
     Compared(
         COUNTS, "the VM's", "the session of the image (dir_snapshots.refuse_newer)", "RestoreDisk CopyOut"

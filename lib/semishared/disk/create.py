@@ -31,7 +31,7 @@ from ..model.steps import (
 from ..stage.ensure import ensure
 from ..store.dir import clones
 from ..store.dir import image as dir_image
-from ..tools import extents, files, inspection, layers, qemu_img
+from ..tools import beneath, extents, files, inspection, layers, qemu_img
 from ..tools.effects import Undo, point
 from ..tools.rate_limit import standing_back
 from . import epochs, on_devices, records, vm_dir
@@ -45,6 +45,7 @@ from .epochs import Planned
 
 
 if TYPE_CHECKING:
+    from ..model.device.steps import AllocateDisk
     from ..model.disk.commit_steps import FoundDiff
     from ..model.refs import Owner
 
@@ -310,6 +311,31 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
         room.for_disk(disk.vm_dir, written, ask, where=os.path.dirname(staged))
         qemu_img.make_empty(staged, step.format, step.size, step.fs, options=step.fs_options)
         os.chmod(staged, 0o660)
+
+
+def allocate(step: AllocateDisk, planned: Planned) -> None:
+    """Allocate the blocks of a disk's file up to its size, by SPARSE = no of its DISK or image.
+
+    Raise NoSpace. What a move brings elsewhere is its data alone.
+    """
+    disk = step.disk
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        record = records.record_of(disk)
+        if record.network or (record.place.is_image and record.place is not STORE_CLONE):
+            return
+        if record.is_local:
+            fd = os.open(record.path, os.O_RDWR | os.O_CLOEXEC)
+        else:
+            root = record.of_image.root
+            store.of(record.of_image.access).check(record.of_image)
+            fd = beneath.open_file(root, record.path[len(root) + 1 :], os.O_RDWR)
+    try:
+        size = qemu_img.virtual_size(beneath.path_of(fd), record.format)
+        with files.enough_space(os.path.dirname(record.path)):
+            os.posix_fallocate(fd, 0, qemu_img.file_length(size) if record.format == "qcow2" else size)
+    finally:
+        os.close(fd)
+    point("disk allocated")
 
 
 def _written_empty(step: CreateVolatile) -> int:

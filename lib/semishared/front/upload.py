@@ -142,7 +142,7 @@ class Upload:
             else:
                 known, sparse = (
                     kept.manifest if found == format else None,
-                    self._datastore.attribute("SPARSE").lower() != "no",
+                    (self._image.attribute("SPARSE") or self._datastore.attribute("SPARSE")).lower() != "no",
                 )
                 store.of(image.access).publish(image, path, known, sparse=sparse)
                 stored = f"{human(files.allocated(image.source))} on disk"

@@ -205,7 +205,7 @@ FENCED = Attribute("SEMISHARED_FENCED", (HOST,), "nothing: it is of an older ver
 REFUSABLE = frozenset(
     (
         *("BRIDGE_LIST", "CACHE_ENABLE", "CEPH_KEY", "CEPH_TRASH", "LVM_THIN_ENABLE"),
-        *("NFS_AUTO_ENABLE", "QCOW2_STANDALONE", "RBD_FORMAT", "RECOVERY_SNAPSHOT_FREQ", "SPARSE"),
+        *("NFS_AUTO_ENABLE", "QCOW2_STANDALONE", "RBD_FORMAT", "RECOVERY_SNAPSHOT_FREQ"),
     )
 )
 """Attributes of stock's that an action may refuse by name; model/stock.py is loaded where one of these is."""

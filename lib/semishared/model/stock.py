@@ -98,7 +98,10 @@ ROWS: Tuple[Row, ...] = (
         ("DRIVER", "`raw` or `qcow2`; images on Ceph are raw"),
         ("RESTRICTED_DIRS", "compared by component, where stock compares beginnings"),
         ("SAFE_DIRS", "compared by component; without both attributes `/var/tmp` alone may be read"),
-        ("SPARSE", "`no`: all blocks of an image are allocated, for all formats; images on Ceph are sparse"),
+        (
+            "SPARSE",
+            "`no`: all blocks of an upload's file are allocated; an image may say it too; not on Ceph",
+        ),
     ),
     *_rows(
         DATASTORE,
@@ -179,7 +182,15 @@ ROWS: Tuple[Row, ...] = (
         ("RECOVERY_SNAPSHOT_FREQ", "nothing here saves such snapshots; make backups"),
         harmless="0",
     ),
-    *_rows(DISK, REFUSED, ("SPARSE", "disks are sparse"), harmless="yes true"),
+    *_rows(
+        DISK,
+        DIFFERENT,
+        (
+            "SPARSE",
+            "`no`: all blocks of a disk are allocated where it is made, of overlays and store clones too; a "
+            "move brings its data alone; an image's template may say it for all its disks; not on Ceph",
+        ),
+    ),
     *_rows(DISK, REFUSED, ("RBD_FORMAT", "disks made here have RBD format 2"), harmless="2"),
     *_rows(DISK, STOCK, ("FS", "of a volatile disk"), ("FORMAT", "of a volatile disk")),
     *_rows(

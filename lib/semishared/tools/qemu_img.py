@@ -110,17 +110,21 @@ def create_overlay(
     _set_length(path)
 
 
+def file_length(size: int) -> int:
+    """Return the bytes that the file of a qcow2 image of `size` bytes may have, with QEMU's tables."""
+    return size + size // 1024 + (2 << 20)
+
+
 def _set_length(path: str) -> None:
     """Give a new overlay's file the length it could grow to, as a hole.
 
     A guest's first writes then fill a hole instead of extending the file, which the host's file system does
-    one at a time (docs/explanation/overlay-options.md: 0.5 of raw without, 0.7 to 0.8 with). The slack is for
-    QEMU's tables.
+    one at a time (docs/explanation/overlay-options.md: 0.5 of raw without, 0.7 to 0.8 with).
     """
     with open(path, "r+b") as file:
         size = int.from_bytes(file.read(32)[24:32], "big")
         try:
-            os.ftruncate(file.fileno(), size + size // 1024 + (2 << 20))
+            os.ftruncate(file.fileno(), file_length(size))
         except OSError:
             # Beyond the file system's limit: the overlay grows with its writes.
             pass

@@ -186,6 +186,12 @@ class NoteHot(Step[None]):
     disk: DiskRef
 
 
+class AllocateDisk(Step[None]):
+    """Allocate all blocks that a disk's guest may write, where its file lies; one on the network has none."""
+
+    disk: DiskRef
+
+
 class NoteClasses(Step[None]):
     """Note the device classes that a disk wants, wherever it goes."""
 

@@ -81,6 +81,15 @@ def clone(
         # Also of a remote-first disk: it may be detached later.
         yield On(asked.target.host, (NoteHot(disk_ref(asked.target)),))
     yield from placement.noted(asked.target.host, disk_ref(asked.target), kind)
+    yield from _allocated(asked.target, disk, image)
+
+
+def _allocated(target: DiskPlace, disk: Disk, image: Optional[Image] = None) -> Plan:
+    """Allocate all blocks of a disk that is made, if it is not to be sparse."""
+    if placement.is_dense(disk, image):
+        from ...model.device.steps import AllocateDisk
+
+        yield On(target.host, (AllocateDisk(disk_ref(target)),))
 
 
 def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
@@ -132,6 +141,8 @@ def ln(
         asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, options, is_taken_over)
     )
     yield from placement.noted(asked.target.host, disk_ref(asked.target), kind)
+    if place.commits:
+        yield from _allocated(asked.target, disk, image)
 
 
 def _where_wanted(
@@ -213,6 +224,7 @@ def mkimage(asked: NewDisk, disk: Disk, file_systems: FileSystems = ALL) -> Plan
     if fs and file_systems and fs not in file_systems:
         raise NotSupported(f"FS of disk {disk.id} is {fs!r}, not one of {', '.join(sorted(file_systems))}")
     yield from _volatile(asked, format, fs, file_systems)
+    yield from _allocated(asked.target, disk)
 
 
 def mkswap(asked: NewDisk) -> Plan:

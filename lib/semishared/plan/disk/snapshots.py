@@ -264,6 +264,10 @@ def resize(asked: Resize, vm: Vm) -> Plan:
         if found.readonly:
             raise NotSupported(_readonly(disk))
         yield from rbd.grow((yield from disk_image.confirmed(vm, disk.disk, found.on_store)), asked.size)
+    elif placement.is_dense(vm.disk(disk.disk)):
+        from ...model.device.steps import AllocateDisk
+
+        yield On(host, (AllocateDisk(disk),))
 
 
 def _readonly(disk: s.DiskRef) -> str:

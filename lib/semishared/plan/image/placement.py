@@ -90,6 +90,12 @@ def reason(image: Image, datastore: Datastore, disk: Disk) -> str:
     return "not persistent: the default"
 
 
+def is_dense(disk: Disk, image: Optional[Image] = None) -> bool:
+    """Tell whether all blocks of a disk are to be allocated: SPARSE = no of the DISK, else of its image."""
+    said = disk.text("SPARSE") or (image.attribute("SPARSE") if image else "")
+    return said.strip().lower() == "no"
+
+
 BY_SIZE = "by-size"
 ENTRY = 16
 """Bytes in an L2 table for a cluster with subclusters (docs/interop/qcow2.txt of QEMU)."""
