@@ -5,6 +5,7 @@ and their ends.
 
 from __future__ import annotations
 
+import base64
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator
@@ -22,6 +23,7 @@ from semishared.errors import (
     Overtaken,
     SemisharedError,
 )
+from semishared.host import vm_sizes
 from semishared.model import answers
 from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
@@ -714,3 +716,26 @@ def test_snapshot_that_a_stock_revert_has_put_aside_is_named_and_goes_with_the_i
     site.on(i.KeepSnapshot(image, 3), i.ForgetSnapshot(image, 3), i.ForgetSnapshot(image, 4))
     site.on(i.RemoveImage(image))
     assert site.names() == []
+
+
+@pytest.mark.fault(57, "the size of a disk on Ceph is what its image has of its own")
+def test_sizes_of_disks_on_ceph_are_those_of_their_images(site: Site, world: World) -> None:
+    import rbd
+
+    image, disk = site.make(), world.disk(5)
+    site.on(
+        s.PrepareVm(disk.vm, disk.vm_dir),
+        i.RecordNetwork(disk, image, site.network("one/one-7"), "in-place", readonly=False),
+    )
+    with rbd.Image(site.ioctx, "one-7") as opened:
+        opened.create_snap("0")
+    site.write("one-7", 32 * MiB, b"x" * MiB)
+    with rbd.Image(site.ioctx, "one-7") as opened:
+        opened.create_snap("semishared-new")
+        opened.create_snap("3")
+    text = vm_sizes.report(str(world.system))
+    assert base64.b64decode(text.split('"')[1]).decode().split("\n") == [
+        f"DISK_SIZE = [ ID={disk.disk}, SIZE=12 ]",
+        f"SNAPSHOT_SIZE = [ ID=0, DISK_ID={disk.disk}, SIZE=8 ]",
+        f"SNAPSHOT_SIZE = [ ID=3, DISK_ID={disk.disk}, SIZE=4 ]",
+    ]

@@ -7,7 +7,15 @@ import base64
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from semishared.host import store_sizes, vm_sizes
+from tools.oned_site import HERE, STORE, ActionSite
+from tools.world import allocated, qemu_io
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,3 +63,56 @@ def test_allocated_sizes_of_disks_and_snapshots_by_vm(tmp_path: Path) -> None:
         "SNAPSHOT_SIZE = [ ID=10, DISK_ID=10, SIZE=11 ]",
         "SNAPSHOT_SIZE = [ ID=12, DISK_ID=10, SIZE=13 ]",
     }
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[ActionSite]:
+    with ActionSite.up(tmp_path) as up:
+        yield up
+
+
+@pytest.mark.fault(57, "the size of a disk on a store is what the store has of it, and so are its snapshots'")
+def test_disks_on_a_mounted_store_have_their_true_sizes(site: ActionSite) -> None:
+    kept = site.vm(site.image("kept", persistent=True))
+    cloned = site.vm(site.image("cloned", SEMISHARED_PLACE="shared"))
+    site.make("ln", kept)
+    site.make("clone", cloned)
+    qemu_io(site.disk(kept).resolve(), "raw", "write -P 0xa2 2M 3M")
+    qemu_io(site.disk(cloned).resolve(), "qcow2", "write -P 0xa2 2M 4M")
+    for vm in (kept, cloned):
+        site.tm("snap_create", f"{HERE}:{site.disk(vm)}", 0, vm, STORE)
+    qemu_io(site.disk(cloned).resolve(), "qcow2", "write -P 0xa3 2M 1M")
+    found = monitor(site.system)
+
+    def sizes(vm: int) -> tuple[int, int]:
+        text = "\n".join(found[vm])
+        return tuple(int(re.findall(rf"{kind}_SIZE = .*SIZE=(\d+)", text)[0]) for kind in ("DISK", "SNAPSHOT"))
+
+    whole = -(-allocated(site.disk(kept).resolve()) >> 20)
+    assert 3 <= whole <= 5 and sizes(kept)[0] == whole and sizes(kept)[1] in (whole, whole + 1)
+    disk, snapshot = sizes(cloned)
+    assert 1 <= disk <= 3 and 4 <= snapshot <= 6, found[cloned]
+
+
+def test_a_store_that_hangs_has_no_line_and_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm = tmp_path / "101" / "7"
+    vm.mkdir(parents=True)
+    for disk, store in enumerate(("hung", "well")):
+        (tmp_path / store / ".semishared").mkdir(parents=True)
+        (tmp_path / store / ".semishared" / "image").write_bytes(b"x" * (2 << 20))
+        (vm / f"disk.{disk}").symlink_to(tmp_path / store / ".semishared" / "image")
+    (vm / "disk.5").write_bytes(b"x" * (3 << 20))
+
+    def slow(link: str) -> store_sizes.Sizes:
+        if "hung" in os.readlink(link):
+            time.sleep(60)
+        return real(link)
+
+    real = store_sizes._of_file
+    monkeypatch.setattr(store_sizes, "_of_file", slow)
+    monkeypatch.setattr(store_sizes, "MOUNTED_S", 0.5)
+    text = vm_sizes.report(str(tmp_path / "101"))
+    lines = base64.b64decode(text.split('"')[1]).decode().split("\n")
+    assert lines == ["DISK_SIZE = [ ID=5, SIZE=3 ]", "DISK_SIZE = [ ID=1, SIZE=2 ]"]
