@@ -739,3 +739,23 @@ def test_sizes_of_disks_on_ceph_are_those_of_their_images(site: Site, world: Wor
         f"SNAPSHOT_SIZE = [ ID=0, DISK_ID={disk.disk}, SIZE=8 ]",
         f"SNAPSHOT_SIZE = [ ID=3, DISK_ID={disk.disk}, SIZE=4 ]",
     ]
+
+
+@pytest.mark.fault(57, "with CEPH_TRASH removed images are in the pool's trash, whole")
+def test_removed_images_go_to_the_trash_where_the_datastore_says_so(
+    site: Site, world: World, tmp_path: Path
+) -> None:
+    import rbd
+
+    site.make()
+    with rbd.Image(site.ioctx, "one-7") as opened:
+        opened.create_snap("0")
+        opened.protect_snap("0")
+    content = site.content("one-7")
+    assert site.run("rm", tmp_path, template={"CEPH_TRASH": "YES"}, SOURCE="one/one-7", ID=7).returncode == 0
+    assert site.names() == []
+    (kept,) = [one for one in site.rbd.trash_list(site.ioctx) if one["name"] == "one-7"]
+    site.rbd.trash_restore(site.ioctx, kept["id"], "one-7")
+    assert site.content("one-7") == content and site.snapshots("one-7") == ["0"]
+    assert site.run("rm", tmp_path, template={"CEPH_TRASH": "no"}, SOURCE="one/one-7", ID=7).returncode == 0
+    assert site.names() == [] and not [*site.rbd.trash_list(site.ioctx)]

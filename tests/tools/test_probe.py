@@ -86,7 +86,8 @@ def test_disks_on_a_mounted_store_have_their_true_sizes(site: ActionSite) -> Non
 
     def sizes(vm: int) -> tuple[int, int]:
         text = "\n".join(found[vm])
-        return tuple(int(re.findall(rf"{kind}_SIZE = .*SIZE=(\d+)", text)[0]) for kind in ("DISK", "SNAPSHOT"))
+        disk, snapshot = (re.findall(rf"{kind}_SIZE = .*SIZE=(\d+)", text) for kind in ("DISK", "SNAPSHOT"))
+        return int(disk[0]), int(snapshot[0])
 
     whole = -(-allocated(site.disk(kept).resolve()) >> 20)
     assert 3 <= whole <= 5 and sizes(kept)[0] == whole and sizes(kept)[1] in (whole, whole + 1)

@@ -232,3 +232,45 @@ def test_what_cannot_be_followed_in_the_sites_file_is_refused_by_name(
         volatile(site, "ext4", size=8)
     configure(site, "datastore.conf", f"OTHER={text.partition('=')[2]}\n")
     volatile(site, "ext4", size=8)
+
+
+@pytest.mark.fault(57, "overlays are made with the site's QCOW2_OPTIONS")
+@pytest.mark.parametrize(
+    ("options", "clusters", "more"),
+    [
+        ("-o cluster_size=2M,lazy_refcounts=on", 2 * MiB, {"lazy-refcounts": True}),
+        ("-o compat=0.10", 64 << 10, {"compat": "0.10"}),
+        ("-o refcount_bits=8 -o cluster_size=32k", 32 << 10, {"refcount-bits": 8}),
+        ("", 64 << 10, {"compat": "1.1"}),
+    ],
+)
+def test_overlays_have_the_options_of_tmrc(
+    site: ActionSite, options: str, clusters: int, more: Dict[str, Any]
+) -> None:
+    site.oned.runner.extra["QCOW2_OPTIONS"] = options  # type: ignore[attr-defined]
+    vms = site.vm(site.image()), site.vm(site.image("kept", persistent=True, SEMISHARED_PLACE="local"))
+    for action, vm in zip(("clone", "ln"), vms):
+        site.make(action, vm)
+        told = qemu_img.info(str(active(site, vm)), "qcow2")
+        assert told["cluster-size"] == clusters
+        assert more.items() <= told["format-specific"]["data"].items()  # type: ignore[index]
+        qemu_io(active(site, vm), "qcow2", "read -P 0xa1 1M 64k")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("-o backing_file=x", "QCOW2_OPTIONS of tmrc has backing_file, none of"),
+        ("-o encryption=on,size=1", "QCOW2_OPTIONS of tmrc has encryption, size, none of"),
+        ("-b /etc/shadow", "QCOW2_OPTIONS of tmrc is '-b /etc/shadow', not"),
+        ("-o", "not `-o key=value"),
+    ],
+)
+def test_options_that_would_make_another_file_are_refused_and_stop_no_removal(
+    site: ActionSite, options: str, why: str
+) -> None:
+    vm = site.vm(site.image())
+    site.make("clone", vm)
+    site.oned.runner.extra["QCOW2_OPTIONS"] = options  # type: ignore[attr-defined]
+    assert why in site.refused("SS002", site.make, "clone", vm)
+    site.tm("delete", f"{HERE}:{site.system}/{vm}", vm, SYSTEM)

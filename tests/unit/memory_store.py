@@ -222,7 +222,7 @@ class MemoryStore:
         yield draft
         self._make(image.source, draft.data)
 
-    def remove(self, image: ImageRef) -> None:
+    def remove(self, image: ImageRef, trash: bool = False) -> None:
         found = self._images().get(image.source)
         if found and found.clones:
             raise ImageInUse(f"{image.source} has clones")

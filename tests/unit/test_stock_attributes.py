@@ -14,6 +14,8 @@ import pytest
 from semishared.errors import BadAttribute
 from semishared.front import stock_conf
 from semishared.model import attributes, stock
+from semishared.model.store import template
+from semishared.opennebula.xml import Datastore
 from semishared.plan.image import attributes as checks
 from semishared.tools import qemu_img
 
@@ -118,3 +120,36 @@ def test_a_mount_that_is_seen_to_be_there_is_taken() -> None:
 
 def test_file_systems_that_a_site_may_name_are_those_that_can_be_made() -> None:
     assert {*stock_conf.KNOWN, stock_conf.SWAP} == {*qemu_img.MKFS}
+
+
+def on_ceph(**template: str) -> Datastore:
+    inside = "".join(f"<{name}>{value}</{name}>" for name, value in {"DISK_TYPE": "RBD", **template}.items())
+    return Datastore.parse(f"<DATASTORE><ID>5</ID><TEMPLATE>{inside}</TEMPLATE></DATASTORE>")
+
+
+@pytest.mark.parametrize(
+    ("said", "own", "is_trashed"),
+    [("yes", "", True), ("yes", "no", False), ("no", "YES", True), ("", "", False), ("no", "", False)],
+)
+def test_ceph_conf_says_what_a_datastore_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, own: str, is_trashed: bool
+) -> None:
+    monkeypatch.setattr(stock_conf, "ETC", str(tmp_path))
+    (tmp_path / "ceph").mkdir()
+    (tmp_path / "ceph/ceph.conf").write_text(f"# CEPH_TRASH=maybe\nCEPH_TRASH={said}\n")
+    datastore = on_ceph(**({"CEPH_TRASH": own} if own else {}))
+    assert template.is_trashed(stock_conf.filled(datastore)) == is_trashed
+    mounted = Datastore.parse("<DATASTORE><ID>5</ID><TEMPLATE/></DATASTORE>")
+    assert not template.is_trashed(stock_conf.filled(mounted))
+
+
+def test_a_pool_that_ceph_conf_alone_names_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stock_conf, "ETC", str(tmp_path))
+    (tmp_path / "ceph").mkdir()
+    (tmp_path / "ceph/ceph.conf").write_text("POOL_NAME=fast\n")
+    assert "POOL_NAME of ceph.conf is 'fast', and datastore 5 has none" in stock_conf.other_pool(on_ceph())
+    assert not stock_conf.other_pool(on_ceph(POOL_NAME="slow"))
+    (tmp_path / "ceph/ceph.conf").write_text("POOL_NAME=one\n")
+    assert not stock_conf.other_pool(on_ceph())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterator
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from .streams import Answer
 
 CHUNK = 1 << 20
+OPTIONS, MAKE, BY_SIZE = "QCOW2_OPTIONS", ("clone", "ln", "mv"), "by-size"
+"""What one_tm hands on from /etc/one/tmrc, to actions that make overlays; semishared.conf comes first."""
 
 
 class Action:
@@ -45,6 +48,11 @@ class Action:
         self.argv = argv
         self.report = report
         self.config: Config = load()
+        if OPTIONS in os.environ and name in MAKE and self.config.overlays_options == BY_SIZE:
+            from . import stock_conf
+
+            options = stock_conf.overlay_options(os.environ[OPTIONS])
+            self.config = self.config._replace(overlays_options=options)
         self.seq = -1
         """SEQ of the VM's last history record, -1 if unknown: every message carries it (disk/epochs.py)."""
         self.given: Dict[int, Dict[int, Given]] = {}
@@ -242,7 +250,11 @@ def ask_oned(wanted: Exchange) -> Any:
     if wanted.what == "datastore" and not found.attribute("DISK_TYPE"):
         from . import noted_datastores
 
-        return noted_datastores.whole(found)
+        found = noted_datastores.whole(found)
+    if wanted.what == "datastore" and found.attribute("DISK_TYPE") == "RBD":
+        from . import stock_conf
+
+        return stock_conf.filled(found)
     return found
 
 

@@ -11,7 +11,7 @@ import sys
 from typing import Mapping, Tuple
 
 from .. import table
-from ..errors import BadArguments, OnedUnavailable, StoreAbsent
+from ..errors import BadArguments, BadAttribute, OnedUnavailable, StoreAbsent
 from ..model.disk import names as disk_names
 from ..model.exchange import Part
 from ..model.store import dir_names, template
@@ -85,7 +85,7 @@ def planned(action: Action) -> Part[str]:
     data, most = DriverData(sys.stdin.buffer.read()), action.config.images_max_virtual_size_gib * GiB
     asked = plans.Asked(
         data.image,
-        data.datastore,
+        _with_configured(action, data.datastore),
         most,
         _file_systems(action, data.image),
         os.urandom(16).hex(),
@@ -95,6 +95,18 @@ def planned(action: Action) -> Part[str]:
     work = Work(action, asked)
     action.here = lambda step: table.carry_out(step, work)
     return plans.planned(action.name, asked)
+
+
+def _with_configured(action: Action, datastore: Datastore) -> Datastore:
+    """Return a datastore with what the site's files say of its kind; raise BadAttribute if they disagree."""
+    if datastore.attribute("DISK_TYPE") != "RBD":
+        return datastore
+    from . import stock_conf
+
+    why = stock_conf.other_pool(datastore) if action.name in plans.MAKE else ""
+    if why:
+        raise BadAttribute(why)
+    return stock_conf.filled(datastore)
 
 
 def _file_systems(action: Action, image: Image) -> Mapping[str, Tuple[str, ...]]:

@@ -8,14 +8,20 @@ value that bash would compute is refused by name, if it is one of those that mat
 from __future__ import annotations
 
 import os
-from typing import Mapping
+import re
+from typing import TYPE_CHECKING, Mapping
 
 from ..errors import BadAttribute
+from ..model.attributes import POOL_NAME
+
+if TYPE_CHECKING:
+    from ..opennebula.xml import Datastore
 
 REMOTES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
 ETC = f"{REMOTES}/etc/datastore"
 KNOWN = ("btrfs", "ext2", "ext3", "ext4", "xfs")
 """Those that mkfs can be asked for (tools/qemu_img.py)."""
+TRASH = "CEPH_TRASH"
 SWAP, SUPPORTED = "swap", "ext2,ext3,ext4,xfs"
 """What stock supports where no file says otherwise."""
 
@@ -47,6 +53,58 @@ def _value(what: str, text: str) -> str:
     if not is_plain or (quote and not is_whole) or not (rest.strip() or "#").startswith("#"):
         raise BadAttribute(f"{what} is {text[:100]!r}: nothing but a plain value is read")
     return found
+
+
+def filled(datastore: Datastore) -> Datastore:
+    """Return a datastore on Ceph with what the site's ceph.conf says where its own template does not."""
+    template = datastore.element.find("TEMPLATE")
+    if datastore.attribute("DISK_TYPE") == "RBD" and template is not None:
+        said = values(f"{ETC}/ceph/ceph.conf", TRASH).get(TRASH, "")
+        if said and not datastore.attribute(TRASH):
+            from xml.etree import ElementTree
+
+            ElementTree.SubElement(template, TRASH).text = said
+    return datastore
+
+
+def other_pool(datastore: Datastore) -> str:
+    """Return why no image is made on a datastore whose pool ceph.conf names otherwise, '' if there is none.
+
+    Ours is `one` where a datastore names none, and its images are there.
+    """
+    name, usual = POOL_NAME.name, POOL_NAME.default
+    said = values(f"{ETC}/ceph/ceph.conf", name).get(name, usual)
+    if POOL_NAME.text(datastore) or said == usual:
+        return ""
+    return (
+        f"{name} of ceph.conf is {said!r}, and datastore {datastore.id} has none, so its images are in "
+        f"{usual!r}: say in its template which it is"
+    )
+
+
+OVERLAY = {
+    *("cluster_size", "compat", "compression_type", "extended_l2", "lazy_refcounts", "nocow"),
+    *("preallocation", "refcount_bits"),
+}
+"""Options of qcow2 that a site may choose for overlays; others would make another file of it."""
+
+
+def overlay_options(text: str) -> str:
+    """Return the options of overlays (`qemu-img create -o`) in QCOW2_OPTIONS, which has words for qemu-img.
+
+    '' for none, which is QEMU's own choice. Raise BadAttribute.
+    """
+    words = text.split()
+    flags, options = words[::2], [one for word in words[1::2] for one in word.split(",")]
+    is_plain = all(re.match(r"[a-z0-9_]+=[A-Za-z0-9.]+\Z", option) for option in options)
+    if len(words) % 2 or {*flags} - {"-o"} or not is_plain:
+        raise BadAttribute(f"QCOW2_OPTIONS of tmrc is {text[:100]!r}, not `-o key=value,key=value`")
+    unknown = {option.partition("=")[0] for option in options} - OVERLAY
+    if unknown:
+        raise BadAttribute(
+            f"QCOW2_OPTIONS of tmrc has {', '.join(sorted(unknown))}, none of {', '.join(sorted(OVERLAY))}"
+        )
+    return ",".join(options)
 
 
 def file_systems() -> Mapping[str, tuple[str, ...]]:

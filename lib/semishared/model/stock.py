@@ -76,6 +76,7 @@ ROWS: Tuple[Row, ...] = (
         DATASTORE,
         STOCK,
         ("CEPH_CONF", "Ceph's configuration file"),
+        ("CEPH_TRASH", "`yes`: images and clones go to the pool's trash, whole with their snapshots"),
         ("CONVERT", "`no`: an upload is not converted to `DRIVER`"),
         ("EC_POOL_NAME", "the pool for the data of new images"),
         ("LIMIT_TRANSFER_BW", "of downloads"),
@@ -137,7 +138,6 @@ ROWS: Tuple[Row, ...] = (
         harmless="file rbd filesystem",
     ),
     *_rows(DATASTORE, REFUSED, ("BRIDGE_LIST", "the front-end mounts the store too, and changes its images")),
-    *_rows(DATASTORE, REFUSED, ("CEPH_TRASH", "images are removed, not moved to the trash"), harmless=NO),
     *_rows(
         DATASTORE,
         NOTHING,
@@ -286,11 +286,32 @@ ROWS: Tuple[Row, ...] = (
     ),
     *_rows(
         CONFIGURATION,
+        STOCK,
+        ("CEPH_TRASH", "of `ceph.conf`: for datastores on Ceph that do not say it themselves"),
+    ),
+    *_rows(
+        CONFIGURATION,
+        DIFFERENT,
+        (
+            "QCOW2_OPTIONS",
+            "of `tmrc`: `-o` of overlays on hosts, if `options` in `semishared.conf` is `by-size`; nothing of "
+            "other files, a size or encryption",
+        ),
+    ),
+    *_rows(
+        CONFIGURATION,
+        REFUSED,
+        (
+            "POOL_NAME",
+            "of `ceph.conf`: a datastore on Ceph that names no pool has its images in `one`; no new image is "
+            "made on it while the file names another one",
+        ),
+        harmless="one",
+    ),
+    *_rows(
+        CONFIGURATION,
         NOTHING,
-        ("CEPH_TRASH", "not read yet"),
-        ("POOL_NAME", "not read yet"),
-        ("QCOW2_OPTIONS", "not read yet"),
-        ("STAGING_DIR", "not read yet"),
+        ("STAGING_DIR", "of `ceph.conf`: nothing is staged on a bridge"),
         ("DD_BLOCK_SIZE", "nothing is copied by `dd`: extents have 1 MiB"),
         ("RBD_FORMAT", "of `ceph.conf`: images made here have format 2"),
         ("ZERO_LVM_ON_CREATE", LVM),
@@ -302,7 +323,7 @@ ROWS: Tuple[Row, ...] = (
 
 def refusable() -> frozenset[str]:
     """Return the names that an action may refuse."""
-    return frozenset(row.name for row in ROWS if row.verdict == REFUSED)
+    return frozenset(row.name for row in ROWS if row.verdict == REFUSED and row.of != CONFIGURATION)
 
 
 def refuse(of: str, holder: str, template: Mapping[str, str]) -> None:

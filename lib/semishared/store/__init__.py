@@ -159,8 +159,11 @@ class Store(Protocol):
     def made(self, image: ImageRef, size: int) -> ContextManager[Draft]:
         """Yield the draft of a new image; publish it when the block ends well, else remove it."""
 
-    def remove(self, image: ImageRef) -> None:
-        """Remove an image, its snapshots and its records; raise ImageInUse if a clone depends on it."""
+    def remove(self, image: ImageRef, trash: bool = False) -> None:
+        """Remove an image, its snapshots and its records; raise ImageInUse if a clone depends on it.
+
+        `trash`: keep it in the store's trash, if it has one.
+        """
 
     def grow(self, image: ImageRef, size: int) -> None:
         """Grow an image to at least `size` bytes."""

@@ -108,6 +108,8 @@ class RemoveImage(Step[None]):
     """Remove an image with its snapshots and all that is staged for it."""
 
     image: ImageRef
+    trash: bool = False
+    """Whether a store that has a trash is to keep it there (CEPH_TRASH)."""
 
 
 @looks

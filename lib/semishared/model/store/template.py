@@ -163,6 +163,11 @@ def pool(datastore: Datastore) -> str:
     return a.POOL_NAME.of_store(datastore)
 
 
+def is_trashed(datastore: Datastore) -> bool:
+    """Tell whether removed images go to the trash of their pool; words as stock's scripts read them."""
+    return datastore.attribute("CEPH_TRASH") in ("yes", "YES", "true", "TRUE")
+
+
 def bridges(datastore: Holder) -> list[str]:
     """Return the hosts of BRIDGE_LIST, empty for the front-end; raise BadAttribute."""
     return list(a.BRIDGE_LIST.words(datastore))

@@ -142,7 +142,7 @@ def clone(asked: Asked) -> Part[str]:
 def rm(asked: Asked) -> Part[str]:
     """Plan rm: remove the image SOURCE, if it is there."""
     if asked.image.source:
-        yield from asked.done(d.RemoveImage(asked.stored))
+        yield from asked.done(d.RemoveImage(asked.stored, template.is_trashed(asked.datastore)))
     return ""
 
 

@@ -207,8 +207,9 @@ def fill_beside(local: Local, image: s.ImageRef, bridge: str, random: str) -> Pa
 
 def remove_clone(image: s.ImageRef) -> Plan:
     """Remove the clone that a disk turned out to be."""
-    bridge = yield from bridge_of(image)
-    yield On(bridge, (i.RemoveImage(image),))
+    datastore = yield AskOned("datastore", image.store)
+    removed = i.RemoveImage(image, template.is_trashed(datastore))
+    yield On(template.machine(datastore, image.id), (removed,))
 
 
 def snapshot(

@@ -186,8 +186,8 @@ class DirStore(DirDiffs):
         with files.published(image.source) as staged:
             yield DirDraft(staged, image.format, size)
 
-    def remove(self, image: ImageRef) -> None:
-        """Remove the file and its directory of semishared."""
+    def remove(self, image: ImageRef, trash: bool = False) -> None:
+        """Remove the file and its directory of semishared; a directory has no trash."""
         self.reach(image.root)
         upload.remove(image.source)
 

@@ -162,8 +162,10 @@ def copy(where: ceph.Pool, name: str, snapshot: str, target: str, most: int = 0)
     point("image copied")
 
 
-def remove(where: ceph.Pool, name: str, wait_s: float = rbd_image.WATCH_S, made: str = "") -> bool:
-    """Remove an image with its snapshots; return False if there is none.
+def remove(
+    where: ceph.Pool, name: str, wait_s: float = rbd_image.WATCH_S, made: str = "", trash: bool = False
+) -> bool:
+    """Remove an image with its snapshots, or move all to the pool's trash; return False if there is none.
 
     Raise ImageInUse if it has clones or is open for `wait_s` seconds. `made` is the id that it must have, ''
     for any.
@@ -171,7 +173,7 @@ def remove(where: ceph.Pool, name: str, wait_s: float = rbd_image.WATCH_S, made:
     deadline = time.monotonic() + wait_s
     while True:
         try:
-            return _remove(where, name, made)
+            return _remove(where, name, made, trash)
         except ImageInUse:
             if time.monotonic() > deadline or _clones(where, name):
                 raise
@@ -187,7 +189,7 @@ def _clones(where: ceph.Pool, name: str) -> list[str]:
         return []
 
 
-def _remove(where: ceph.Pool, name: str, made: str) -> bool:
+def _remove(where: ceph.Pool, name: str, made: str, trash: bool = False) -> bool:
     try:
         if made and id_of(where, name) != made:
             return False
@@ -196,21 +198,28 @@ def _remove(where: ceph.Pool, name: str, made: str) -> bool:
             raise ImageInUse(f"{where.name}/{name} has clones: {', '.join(clones[:5])}")
         with ceph.opened(where, name) as image:
             rbd_image.check_unused(image, f"{where.name}/{name}")
-            for found in rbd_image.snapshots(image):
+            for found in () if trash else rbd_image.snapshots(image):
                 rbd_image.drop(image, found.name)
         with ceph.understood(f"image {where.name}/{name}", where.user), ceph.long():
-            where.rbd.remove(where.ioctx, name)
+            if trash:
+                # Whole, with its snapshots: `rbd trash restore` brings it back by its id.
+                where.rbd.trash_move(where.ioctx, name)
+            else:
+                where.rbd.remove(where.ioctx, name)
     except MissingImage:
         return False
     point("image removed")
     return True
 
 
-def remove_all(where: ceph.Pool, name: str) -> None:
-    """Remove an image, the images staged for it, and those that stock reverts have set aside."""
+def remove_all(where: ceph.Pool, name: str, trash: bool = False) -> None:
+    """Remove an image, the images staged for it, and those that stock reverts have set aside.
+
+    With `trash` the image itself is moved to the pool's trash.
+    """
     claim.settle_change(where, name)
     aside = re.compile(re.escape(name) + r"-[0-9]+(:[0-9]+)*\Z")
-    remove(where, name)
+    remove(where, name, trash=trash)
     left = [found for found in names(where) if rbd_names.is_staged(found, name) or aside.match(found)]
     while left:
         failed = []

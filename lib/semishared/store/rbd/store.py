@@ -186,9 +186,9 @@ class RbdStore(RbdDiffs):
             raise
         self.show(image, staged)
 
-    def remove(self, image: ImageRef) -> None:
-        """Remove the image, and what is staged for it."""
-        rbd_pool.remove_all(*ceph.bridged(image))
+    def remove(self, image: ImageRef, trash: bool = False) -> None:
+        """Remove the image, or move it to the trash, and remove what is staged for it."""
+        rbd_pool.remove_all(*ceph.bridged(image), trash=trash)
 
     def take_back(self, image: ImageRef, made: str) -> None:
         rbd_pool.remove(*ceph.bridged(image), made=made)
