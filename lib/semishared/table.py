@@ -70,6 +70,7 @@ STEPS = {
     "CommitDisk": "disk.commits:commit",
     "CompactMemory": "vmm.live_migration:compact_memory",
     "ConfirmDisk": "disk.vm_dir:confirm_disk",
+    "CopyAcross": "store:copy_across",
     "CopyDeltas": "vmm.live_migration:copy_deltas",
     "CopyFile": "disk.create:copy_file",
     "CopyHeld": ".copy_held",

@@ -22,11 +22,13 @@ from semishared.errors import (
     NotSupported,
     Overtaken,
     SemisharedError,
+    UploadTooLarge,
 )
 from semishared.host import vm_sizes
 from semishared.model import answers
 from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
+from semishared.model.store import datastore_steps as d
 from semishared.model.store import image_steps as i
 from semishared.stage.partial import Partial
 from semishared.tools import extents
@@ -759,3 +761,26 @@ def test_removed_images_go_to_the_trash_where_the_datastore_says_so(
     assert site.content("one-7") == content and site.snapshots("one-7") == ["0"]
     assert site.run("rm", tmp_path, template={"CEPH_TRASH": "no"}, SOURCE="one/one-7", ID=7).returncode == 0
     assert site.names() == [] and not [*site.rbd.trash_list(site.ioctx)]
+
+
+@pytest.mark.fault(
+    57, "images are cloned between stores on Ceph and mounted ones, in the format that is wanted"
+)
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_an_image_is_copied_to_another_kind_of_store_and_back(site: Site, world: World, format: str) -> None:
+    file, most = world.image("file", format), 64 * MiB
+    at_bridge = site.access.by_bridge()
+    made = site.ref(8)._replace(access=at_bridge)
+    site.on(d.CopyAcross(made, file.source, format, file.access, most))
+    assert site.names() == ["one-8"] and site.size("one-8") == 64 * MiB
+    assert site.read("one-8", MiB, 3) == b"\xa1\xa1\xa1" and site.read("one-8", 2 * MiB, 3) == bytes(3)
+    back = file._replace(source=f"{world.store}/back")
+    site.on(d.CopyAcross(back, "one/one-8", "raw", at_bridge, most))
+    qemu_io(back.source, format, "read -P 0xa1 1M 64k", "read -P 0 2M 64k")
+    assert allocated(back.source) < 2 * MiB
+    with pytest.raises(UploadTooLarge, match="a disk of 32.* was approved"):
+        site.on(
+            d.CopyAcross(site.ref(9)._replace(access=at_bridge), file.source, format, file.access, 32 * MiB)
+        )
+    assert site.names() == ["one-8"]
+    overlay(site, world, site.ref(8), 5)

@@ -5,13 +5,14 @@ refused by name where it is first read, and stops nothing from going; what can w
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any, Dict, Iterator
 
 import pytest
 
-from lab.oned import ActionFailed
+from lab.oned import IMAGE_DS, ActionFailed
 from semishared.tools import qemu_img
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 from tools.world import MiB, allocated, qemu_io
@@ -274,3 +275,39 @@ def test_options_that_would_make_another_file_are_refused_and_stop_no_removal(
     site.oned.runner.extra["QCOW2_OPTIONS"] = options  # type: ignore[attr-defined]
     assert why in site.refused("SS002", site.make, "clone", vm)
     site.tm("delete", f"{HERE}:{site.system}/{vm}", vm, SYSTEM)
+
+
+# -- clones of images ----------------------------------------------------------------------------------
+
+
+@pytest.mark.fault(57, "a clone has the format that its datastore's DRIVER says")
+@pytest.mark.parametrize(
+    ("format", "driver", "convert", "found"),
+    [
+        ("raw", "qcow2", "", "qcow2"),
+        ("qcow2", "raw", "", "raw"),
+        ("qcow2", "qcow2", "", "qcow2"),
+        ("raw", "qcow2", "no", "raw"),
+        ("qcow2", "", "", "qcow2"),
+    ],
+)
+def test_a_clone_is_converted_to_the_format_of_its_datastore(
+    site: ActionSite, format: str, driver: str, convert: str, found: str
+) -> None:
+    image = site.image(format=format)
+    site.oned.datastore_create(
+        f'{IMAGE_DS} NAME="other" SAFE_DIRS="{site.top}" DRIVER="{driver}" CONVERT="{convert}"', 102
+    )
+    made = site.oned.image(site.oned.image_clone(image, "copy", 102))
+    assert made.format == found and Path(made.source).parent == site.location / "102"
+    assert inspected(made.source) == found
+    qemu_io(made.source, found, "read -P 0xa1 1M 64k", "read -P 0 2M 64k")
+    assert qemu_img.virtual_size(made.source, found) == 8 * MiB
+    vm = site.vm(made.id)
+    site.tm("clone", f"fe:{made.source}", f"{HERE}:{site.disk(vm)}", vm, 102)
+    qemu_io(active(site, vm), "qcow2", "read -P 0xa1 1M 64k")
+
+
+def inspected(path: str) -> str:
+    said = subprocess.run(["qemu-img", "info", "--output=json", path], check=True, capture_output=True)
+    return str(json.loads(said.stdout)["format"])

@@ -326,6 +326,7 @@ BRIDGED = 300
 DONE = (
     "CheckStore",
     "CreateImage",
+    "CopyAcross",
     "CopyStored",
     "RemoveImage",
     "ForgetSnapshot",

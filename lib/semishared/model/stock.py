@@ -96,7 +96,11 @@ ROWS: Tuple[Row, ...] = (
         DATASTORE,
         DIFFERENT,
         ("CEPH_USER", "required, and never `admin`: without one Ceph takes `client.admin`"),
-        ("DRIVER", "`raw` or `qcow2`; images on Ceph are raw"),
+        (
+            "DRIVER",
+            "`raw` or `qcow2`, of uploads and clones; with `CONVERT = no` these stay as they are; images on "
+            "Ceph are raw",
+        ),
         ("RESTRICTED_DIRS", "compared by component, where stock compares beginnings"),
         ("SAFE_DIRS", "compared by component; without both attributes `/var/tmp` alone may be read"),
         (
@@ -294,8 +298,8 @@ ROWS: Tuple[Row, ...] = (
         DIFFERENT,
         (
             "QCOW2_OPTIONS",
-            "of `tmrc`: `-o` of overlays on hosts, if `options` in `semishared.conf` is `by-size`; nothing of "
-            "other files, a size or encryption",
+            "of `tmrc`: `-o` of overlays on hosts, if `options` in `semishared.conf` is `by-size`; nothing "
+            "that names other files, a size or encryption",
         ),
     ),
     *_rows(

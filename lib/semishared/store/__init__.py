@@ -375,6 +375,28 @@ def receive(
     return Received(of(image.access).receive(image, size, extents, sha256))
 
 
+def copy_across(image: ImageRef, source: str, format: str, access: Access, most: int) -> None:
+    """Make the new `image` a copy of a closed image in another format, or of another kind of store.
+
+    Raise UploadTooLarge if it has more than `most` bytes, and what the stores raise.
+    """
+    from ..errors import UploadTooLarge
+    from ..tools import qemu_img
+    from ..units import human
+
+    original = ImageRef(image.store, image.id, format, source, access=access)
+    at, to = of(access), of(image.access)
+    at.reach(original.root)
+    to.reach(image.root)
+    at.check(original)
+    with at.opened(original) as opened:
+        size = qemu_img.virtual_size(opened, format)
+        if size > most:
+            raise UploadTooLarge(f"{source} has {human(size)}, and a disk of {human(most)} was approved")
+        with to.made(image, size) as draft:
+            draft.fill(opened, format, share=True)
+
+
 def begin_session(image: ImageRef, readonly: bool, shareable: bool) -> BegunSession:
     """Begin a session of an image unless its guest only reads; return the other clients."""
     from ..model.store.image_steps import BegunSession

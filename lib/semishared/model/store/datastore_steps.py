@@ -104,6 +104,22 @@ class CopyStored(Step[None]):
     """Size in bytes beyond which an image is refused; 0: none."""
 
 
+class CopyAcross(Step[None]):
+    """Publish `image`, an independent copy of `source` in another format or another kind of store.
+
+    For a machine that reaches both.
+    """
+
+    image: ImageRef
+    source: str
+    format: str
+    """The format of `source`."""
+    access: Access
+    """How its store is reached."""
+    most: int
+    """Size in bytes beyond which an image is refused."""
+
+
 class RemoveImage(Step[None]):
     """Remove an image with its snapshots and all that is staged for it."""
 
@@ -160,6 +176,7 @@ LOOKS = frozenset(
 """Those that change nothing where the front-end itself carries them out; elsewhere `looks` says it."""
 __all__ = [
     "CheckStore",
+    "CopyAcross",
     "CopyStored",
     "CreateImage",
     "DigestImage",

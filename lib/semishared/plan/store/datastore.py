@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Mapping, Tuple
 
 from ...errors import BadAttribute, NotSupported, RestrictedPath
-from ...model.exchange import Here, Part, T, ask, here, warn
+from ...model.exchange import AskOned, Here, Part, T, ask, here, warn
 from ...model.refs import ImageRef, Step
 from ...model.store import access as store_access
 from ...model.store import datastore_steps as d
@@ -133,10 +133,55 @@ def mkfs(asked: Asked) -> Part[str]:
 
 
 def clone(asked: Asked) -> Part[str]:
-    """Plan clone: copy another image (PATH is its SOURCE) into the datastore; SOURCE and FORMAT."""
-    new = asked.new
-    yield from asked.done(d.CopyStored(new, asked.source(asked.image.path, "PATH"), most=asked.max_size))
+    """Plan clone: copy another image (PATH is its SOURCE) into the datastore; SOURCE and FORMAT.
+
+    The copy has the format that the datastore's DRIVER says, and may come from another kind of store.
+    """
+    new, path, number = asked.new, asked.image.path, asked.image.number("CLONING_ID")
+    is_across = store_access.is_path(path) != asked.access.can.is_mounted
+    if number >= 0 and (is_across or asked.datastore.attribute("DRIVER")):
+        original = yield AskOned("image", number)
+        wanted = _wanted(asked, original)
+        if is_across or wanted != (original.format or asked.access.can.formats[0]):
+            new = new._replace(format=wanted)
+            yield from _copied_across(asked, new, original)
+            return f"{new.source} {new.format}"
+    yield from asked.done(d.CopyStored(new, asked.source(path, "PATH"), most=asked.max_size))
     return f"{new.source} {new.format}"
+
+
+def _wanted(asked: Asked, original: Image) -> str:
+    """Return the format that a clone is to have."""
+    formats = asked.access.can.formats
+    if len(formats) == 1:
+        return formats[0]
+    found = original.format or formats[0]
+    return images.stored_format(found, original, asked.datastore, encrypted=bool(original.luks_secret))
+
+
+def _copied_across(asked: Asked, new: ImageRef, original: Image) -> Part[None]:
+    """Have the machine that changes the store on Ceph make the copy: it has to reach both stores.
+
+    Raise NotSupported if nothing would tell whether the mounted one is there.
+    """
+    datastore = yield AskOned("datastore", original.store_id)
+    if original.source != asked.image.path:
+        raise BadAttribute(f"PATH is {asked.image.path!r}, image {original.id} is at {original.source!r}")
+    ref = images.image_ref(original, datastore)
+    machine = asked.machine or template.machine(datastore, original.id)
+    for mounted in (new, ref):
+        if mounted.access.can.is_mounted and not mounted.access.marker and machine not in ("", "localhost"):
+            raise NotSupported(
+                f"{machine} is to copy image {original.id} from one kind of store to another, and nothing "
+                f"would tell whether {mounted.root} is mounted there: `semishared setup --apply` marks it"
+            )
+    image = new._replace(access=_at_bridge(new.access))
+    step = d.CopyAcross(image, ref.source, ref.format, _at_bridge(ref.access), asked.max_size)
+    yield from (ask(machine, step) if machine else here(step))
+
+
+def _at_bridge(access: store_access.Access) -> store_access.Access:
+    return access if access.can.is_mounted else access.by_bridge()
 
 
 def rm(asked: Asked) -> Part[str]:
