@@ -139,6 +139,7 @@ STEPS = {
     "MakeSnapshot": "share.life:make_snapshot",
     "MakeStore": "store.dir.marker:make_directory",
     "MarkRoot": "share.life:mark",
+    "MarkStore": "store.dir.marker:mark",
     "MarkVm": "disk.vm_dir_inventory:mark",
     "MeasureRoot": "share.life:capacity",
     "MeasureSource": "front.upload:measure",

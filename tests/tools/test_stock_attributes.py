@@ -13,6 +13,10 @@ from typing import Any, Dict, Iterator
 import pytest
 
 from lab.oned import IMAGE_DS, ActionFailed
+from semishared.errors import SemisharedError, StoreAbsent
+from semishared.front import stores
+from semishared.opennebula.xml import Datastore
+from semishared.store.dir import marker
 from semishared.tools import qemu_img
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 from tools.world import MiB, allocated, qemu_io
@@ -311,3 +315,96 @@ def test_a_clone_is_converted_to_the_format_of_its_datastore(
 def inspected(path: str) -> str:
     said = subprocess.run(["qemu-img", "info", "--output=json", path], check=True, capture_output=True)
     return str(json.loads(said.stdout)["format"])
+
+
+# -- bridges of mounted stores -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def bridged(site: ActionSite) -> ActionSite:
+    """Return a site whose datastore has a bridge: this machine, spoken to as a host."""
+    site.oned.datastore_update(STORE, {"BRIDGE_LIST": HERE, "STAGING_DIR": str(site.top / "staging")})
+    (site.top / "staging").mkdir()
+    return site
+
+
+@pytest.mark.fault(57, "BRIDGE_LIST of a mounted store names the machine that changes it")
+@pytest.mark.parametrize("format", ["raw", "qcow2"])
+def test_the_bridge_of_a_mounted_store_does_all_to_its_images(bridged: ActionSite, format: str) -> None:
+    site = bridged
+    marker_id = mark(site)
+    image = site.image(format=format)
+    sessions = [call.stderr for call in site.oned.calls if call.action == "cp"]
+    assert f"stored as {site.source(image)}" in sessions[-1] and " of data)" in sessions[-1]
+    assert inspected(str(site.source(image))) == format
+    qemu_io(site.source(image), format, "read -P 0xa1 1M 64k")
+    assert list((site.top / "staging/.semishared/.uploads").iterdir()) == []
+    copy = site.oned.image_clone(image, "copy")
+    qemu_io(site.source(copy), format, "read -P 0xa1 1M 64k")
+    empty = site.oned.image_create(
+        STORE, "empty", size=32, type="DATABLOCK", format=format, attributes={"FS": "ext4"}
+    )
+    assert tag(content(site, site.source(empty), format), "TYPE") == "ext4"
+    site.oned.datastore_monitor(STORE)
+    vm = site.vm(image)
+    site.make("clone", vm)
+    for number in (copy, empty):
+        path = site.source(number)
+        site.oned.image_delete(number)
+        assert not path.exists()
+    assert marker.read(str(site.store)) == marker_id
+
+
+def mark(site: ActionSite) -> str:
+    """Have the bridge mark the store, as `setup --apply` does; return the marker's id."""
+    store = "ab" * 16
+    marker.mark(str(site.store), store, (), True)
+    site.oned.datastore_update(STORE, {"SEMISHARED_STORE": store})
+    return store
+
+
+def test_a_bridge_whose_store_is_not_marked_or_not_mounted_changes_nothing(bridged: ActionSite) -> None:
+    with pytest.raises(ActionFailed, match="BRIDGE_LIST of datastore 100 needs its SEMISHARED_STORE"):
+        bridged.image()
+    bridged.oned.datastore_update(STORE, {"SEMISHARED_STORE": "cd" * 16})
+    with pytest.raises(ActionFailed, match="is not the datastore's store"):
+        bridged.image("other")
+    assert list(bridged.store.iterdir()) == []
+
+
+def test_a_bridge_marks_what_is_the_store(tmp_path: Path) -> None:
+    store, id_ = tmp_path / "100", "ab" * 16
+    store.mkdir()
+    with pytest.raises(StoreAbsent, match="nothing is mounted at"):
+        marker.mark(str(store), id_, (), False)
+    with pytest.raises(StoreAbsent, match="1 of 1 images are not on"):
+        marker.mark(str(store), id_, (f"{store}/image",), False)
+    (store / "image").touch()
+    assert marker.mark(str(store), id_, (f"{store}/image",), False) == id_
+    assert marker.mark(str(store), "cd" * 16, (), False) == id_, "it has one"
+
+
+class Told:
+    """What setup asks of oned to mark a store."""
+
+    lines = ""
+
+    def update_datastore(self, number: int, lines: str) -> None:
+        self.lines += lines
+
+
+def test_setup_marks_a_store_through_its_bridge(tmp_path: Path) -> None:
+    inside = f"<TEMPLATE><BRIDGE_LIST>{HERE}</BRIDGE_LIST><SEMISHARED_CLOUD>{'ee' * 16}</SEMISHARED_CLOUD></TEMPLATE>"
+    text = f"<DATASTORE><ID>5</ID><BASE_PATH>{tmp_path}</BASE_PATH>{inside}</DATASTORE>"
+    datastore, told = Datastore.parse(text), Told()
+    assert "nothing is mounted at" in stores.mark(told, datastore, [], [], lambda _: False).why_not  # type: ignore[arg-type]
+    assert not told.lines and not list(tmp_path.iterdir())
+    marked = stores.mark(told, datastore, [], [], lambda _: True)  # type: ignore[arg-type]
+    assert marked.store == marker.read(str(tmp_path)) and marked.store in told.lines
+    other = Datastore.parse(
+        text.replace("<ID>5", "<ID>6").replace(
+            "<TEMPLATE>", f"<TEMPLATE><SEMISHARED_STORE>{marked.store}</SEMISHARED_STORE>"
+        )
+    )
+    with pytest.raises(SemisharedError, match="is that of datastore 6"):
+        stores.mark(told, datastore, [other], [], lambda _: True)  # type: ignore[arg-type]

@@ -141,7 +141,8 @@ TABLE = (
         "names that are made once",
         "",
         "each name is made once",
-        "StageImage PublishImage CopyStored CopyAcross CopyHeld HoldMoment CreateImage ReceiveImage",
+        "StageImage PublishImage CopyStored CopyAcross MarkStore CopyHeld HoldMoment CreateImage "
+        "ReceiveImage",
     ),
     Compared(
         "the id of the image, of the snapshot, of the change",

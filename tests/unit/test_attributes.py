@@ -35,6 +35,7 @@ CEPH = {
 CEPHFS = {"SEMISHARED_FS": "cephfs", "SEMISHARED_FS_VOLUME": "fs/one", "CEPH_USER": "shares"}
 SHARES = {"DISK_TYPE": "FILESYSTEM", "SEMISHARED_FS": "btrfs", "SEMISHARED_FS_ROOT": "/srv/shares"}
 SOUND = [
+    ("image datastore", {"BRIDGE_LIST": "h1 h2", "STAGING_DIR": "/var/tmp"}),
     ("image datastore", {**SHARES, "BRIDGE_LIST": "h1"}),
     ("image datastore", {**SHARES, "SEMISHARED_FS": "plain", "SEMISHARED_FS_QUOTA": "no"}),
     ("image datastore", {**SHARES, **CEPHFS}),
@@ -133,7 +134,7 @@ WRONG = [
     ("image datastore", {**CEPH, "CEPH_HOST": "mon1;mon2"}, "no address"),
     ("image datastore", {**CEPH, "CEPH_KEY": "AQ"}, "keyring"),
     ("image datastore", {**CEPH, "DRIVER": "qcow2"}, "not one of raw"),
-    ("image datastore", {"BRIDGE_LIST": "h1"}, "the front-end mounts the store too"),
+    ("image datastore", {"BRIDGE_LIST": "h1 h2;reboot"}, "'h2;reboot', which is no host name"),
     ("system datastore", {"SHARED": "YES"}, "SHARED = NO"),
     ("host", {"SEMISHARED_BASES_LIMIT": "much"}, "much"),
     ("host", {"SEMISHARED_PLACE": "shared"}, "means nothing in hosts"),

@@ -255,6 +255,8 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
             if template.is_shares(store) or store.is_system:
                 continue
             access, machine = template.access(store), template.machine(store, 0)
+            if not machine and template.bridges(store):
+                continue  # the front-end need not mount it; each action looks for its marker
             if not machine:
                 mounted.append(absolute(store.base_path, "BASE_PATH"))
                 continue

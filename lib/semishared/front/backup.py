@@ -12,7 +12,14 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Iterator
 
-from ..errors import BackupCancelled, BadArguments, MissingImage, NotSupported, ToolFailed
+from ..errors import (
+    BackupCancelled,
+    BadArguments,
+    MissingImage,
+    NotSupported,
+    OnedUnavailable,
+    ToolFailed,
+)
 from ..model.exchange import Plan
 from ..opennebula import args
 from ..opennebula.xml import Vm
@@ -83,7 +90,30 @@ def _before(action: Action, asked: args.Backup, *, live: bool) -> Plan:
         action.seq = vm.seq
         # In base64: that is how upstream's drivers write and read it.
         xml = base64.encodebytes(given).decode("ascii")
+        for text in _unconfined(vm):
+            action.report.info(text)
         yield from plan.prebackup(asked, vm, xml, _base_path(), live=live, are_one=this_machine.are_one)
+
+
+CONFINEMENT = ("CPU_QUOTA", "IONICE", "MAX_RIOPS", "MAX_WIOPS", "MEMORY_MAX_MB", "NICE")
+
+
+def _unconfined(vm: Vm) -> Iterator[str]:
+    """Yield what is to be said of attributes of the backup datastore that our copies do not keep to."""
+    from ..opennebula.oned import Oned
+
+    number = vm.number("BACKUPS/BACKUP_CONFIG/LAST_DATASTORE_ID")
+    try:
+        store = Oned().datastore(number) if number >= 0 else None
+    except OnedUnavailable:
+        return
+    names = [f"{store.store_driver.upper()}_{what}" for what in CONFINEMENT] if store else []
+    said = [name for name in names if store and store.attribute(name) not in ("", "-1")]
+    if store and said:
+        yield (
+            f"{', '.join(said)} of datastore {store.id}: its driver keeps to that, the copies of disks that "
+            f"are made for it do not"
+        )
 
 
 def postbackup(asked: args.Backup) -> Plan:

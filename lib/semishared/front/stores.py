@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Callable, Iterable, Sequence
 
-from ..errors import SemisharedError
+from ..errors import SemisharedError, StoreAbsent
 from ..model.attributes import CLOUD, FS_ROOT, STORE
 from ..model.store import access as store_access
 from ..model.store import template
@@ -66,12 +66,42 @@ def mark(
         sources = [
             image.source for image in images if image.store_id == datastore.id and image.state in SETTLED
         ]
-        marked = _mark(directory, access.marker, others, sources, is_store)
+        if template.bridges(datastore):
+            marked = _mark_at_bridge(datastore, directory, others, sources, is_store)
+        else:
+            marked = _mark(directory, access.marker, others, sources, is_store)
         if marked.store != access.marker:
             lines += STORE.line(marked.store)
     if lines:
         oned.update_datastore(datastore.id, lines)
     return marked
+
+
+def _mark_at_bridge(
+    datastore: Datastore,
+    directory: str,
+    others: Sequence[Datastore],
+    sources: Sequence[str],
+    is_store: Callable[[str], bool],
+) -> Marked:
+    """Have the first bridge mark a store that the front-end need not mount."""
+    from ..model.store.datastore_steps import MarkStore
+    from ..opennebula.report import Report
+    from .action import Action
+
+    bridge, wanted = template.bridges(datastore)[0], STORE.text(datastore)
+    step = MarkStore(directory, wanted or os.urandom(16).hex(), tuple(sources), is_store(directory))
+    try:
+        with Action("setup", [], Report("setup")).session(bridge) as session:
+            (found,) = session.run([step])
+    except StoreAbsent as e:
+        return Marked(wanted, e.detail)
+    found = STORE.parsed(str(found), bridge)
+    taken = [other for other in others if STORE.text(other) == found]
+    if taken or wanted not in ("", found):
+        whose = f"that of datastore {taken[0].id} ({taken[0].name})" if taken else f"another one, {found}"
+        raise SemisharedError(f"the store at {directory} on {bridge} is {whose}")
+    return Marked(found)
 
 
 def _mark(

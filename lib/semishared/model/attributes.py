@@ -204,7 +204,7 @@ FENCED = Attribute("SEMISHARED_FENCED", (HOST,), "nothing: it is of an older ver
 
 REFUSABLE = frozenset(
     (
-        *("BRIDGE_LIST", "CACHE_ENABLE", "CEPH_KEY", "LVM_THIN_ENABLE"),
+        *("CACHE_ENABLE", "CEPH_KEY", "LVM_THIN_ENABLE"),
         *("NFS_AUTO_ENABLE", "QCOW2_STANDALONE", "RBD_FORMAT", "RECOVERY_SNAPSHOT_FREQ"),
     )
 )

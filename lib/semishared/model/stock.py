@@ -101,6 +101,16 @@ ROWS: Tuple[Row, ...] = (
             "`raw` or `qcow2`, of uploads and clones; with `CONVERT = no` these stay as they are; images on "
             "Ceph are raw",
         ),
+        (
+            "BRIDGE_LIST",
+            "the machines that make and remove images, one by the image's id, also if it is off; the "
+            "front-end need not mount a store that has them, which has to be marked",
+        ),
+        (
+            "STAGING_DIR",
+            "with BRIDGE_LIST, where the front-end works on an upload; nothing is staged on the bridge, into "
+            "whose store extents are written",
+        ),
         ("RESTRICTED_DIRS", "compared by component, where stock compares beginnings"),
         ("SAFE_DIRS", "compared by component; without both attributes `/var/tmp` alone may be read"),
         (
@@ -141,11 +151,9 @@ ROWS: Tuple[Row, ...] = (
         ("DISK_TYPE", "a store here is FILE, RBD, or FILESYSTEM for shares"),
         harmless="file rbd filesystem",
     ),
-    *_rows(DATASTORE, REFUSED, ("BRIDGE_LIST", "the front-end mounts the store too, and changes its images")),
     *_rows(
         DATASTORE,
         NOTHING,
-        ("STAGING_DIR", "nothing is staged on a bridge: what is uploaded is written straight into the image"),
         ("NFS_AUTO_HOST", MOUNTS),
         ("NFS_AUTO_PATH", MOUNTS),
         ("NFS_AUTO_OPTS", MOUNTS),
@@ -345,13 +353,5 @@ def said(of: str, template: Mapping[str, str]) -> Iterable[Row]:
 
 
 def _is_met(row: Row, template: Mapping[str, str]) -> bool:
-    """Tell whether what the attribute asks for is there.
-
-    A marked store is seen to be mounted, and stores that are reached over the network have a bridge.
-    """
-    if row.name.startswith("NFS_AUTO_"):
-        return bool(template.get(STORE.name, "").strip())
-    return row.name == "BRIDGE_LIST" and template.get("DISK_TYPE", "").strip().upper() in (
-        "RBD",
-        "FILESYSTEM",
-    )
+    """Tell whether what the attribute asks for is there: a marked store is seen to be mounted."""
+    return row.name.startswith("NFS_AUTO_") and bool(template.get(STORE.name, "").strip())

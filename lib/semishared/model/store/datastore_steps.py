@@ -71,6 +71,18 @@ class CheckStore(Step[None]):
     """Its directory or pool."""
 
 
+class MarkStore(Step[str]):
+    """Mark a mounted store unless it has a marker, and return its id; fail if it might not be the store."""
+
+    directory: str
+    store: str
+    """The id of a new marker."""
+    sources: tuple[str, ...]
+    """Its images, by oned."""
+    is_store: bool
+    """Whether the administrator says that the directory is the store, whatever is mounted."""
+
+
 class CreateImage(Step[None]):
     """Publish an empty image of `size` bytes, with a file system unless `fs` is ''."""
 
@@ -182,6 +194,7 @@ __all__ = [
     "DigestImage",
     "FlattenImage",
     "ForgetSnapshot",
+    "MarkStore",
     "MeasureStore",
     "ReceiveImage",
     "RemoveImage",

@@ -173,10 +173,19 @@ def bridges(datastore: Holder) -> list[str]:
     return list(a.BRIDGE_LIST.words(datastore))
 
 
-def machine(datastore: Datastore, number: int, host: str = HERE) -> str:
-    """Return the machine that changes images of a datastore for object `number` (by its id).
+def changer(datastore: Datastore, number: int) -> str:
+    """Return the machine that makes, changes and removes image `number` of a datastore, HERE for this one.
 
-    That is its bridge, or `host`, which does the action.
+    A mounted store too may have bridges: then the front-end need not mount it.
+    """
+    found = bridges(datastore)
+    return found[number % len(found)] if found else kind(datastore).machine
+
+
+def machine(datastore: Datastore, number: int, host: str = HERE) -> str:
+    """Return the machine that changes images of a datastore for object `number` (by its id), for a VM's disk.
+
+    That is its bridge, or `host`, which does the action; of a mounted store always `host`, which mounts it.
     """
     of = kind(datastore).machine
     found = bridges(datastore) if of else []

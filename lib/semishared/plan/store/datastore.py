@@ -52,12 +52,18 @@ class Asked(NamedTuple):
     @property
     def root(self) -> str:
         """The pool or directory that its images are in."""
-        return template.pool(self.datastore) if self.machine else self.directory
+        return self.directory if self.access.can.is_mounted else template.pool(self.datastore)
+
+    @property
+    def staging(self) -> str:
+        """The directory on the front-end in which an upload is worked on."""
+        said = self.datastore.attribute("STAGING_DIR") if self.machine else ""
+        return absolute(said, "STAGING_DIR") if said else self.directory
 
     @property
     def machine(self) -> str:
         """The machine that changes the store, '' for this one."""
-        return template.machine(self.datastore, max(self.image.id, 0))
+        return template.changer(self.datastore, max(self.image.id, 0))
 
     @property
     def format(self) -> str:
@@ -104,7 +110,7 @@ def cp(asked: Asked) -> Part[str]:
     """Plan cp: bring the image at PATH into the datastore; SOURCE and FORMAT."""
     known = asked.format if len(asked.access.can.formats) == 1 else ""
     image = asked.new._replace(format=known)
-    found = yield from here(d.StoreUpload(asked.image.path, asked.directory, image, asked.machine))
+    found = yield from here(d.StoreUpload(asked.image.path, asked.staging, image, asked.machine))
     return f"{image.source} {known or found}"
 
 
@@ -168,7 +174,8 @@ def _copied_across(asked: Asked, new: ImageRef, original: Image) -> Part[None]:
     if original.source != asked.image.path:
         raise BadAttribute(f"PATH is {asked.image.path!r}, image {original.id} is at {original.source!r}")
     ref = images.image_ref(original, datastore)
-    machine = asked.machine or template.machine(datastore, original.id)
+    on_ceph = datastore if asked.access.can.is_mounted else asked.datastore
+    machine = template.machine(on_ceph, original.id) or asked.machine
     for mounted in (new, ref):
         if mounted.access.can.is_mounted and not mounted.access.marker and machine not in ("", "localhost"):
             raise NotSupported(
@@ -217,7 +224,9 @@ def export(asked: Asked) -> Part[str]:
     image, machine = asked.stored, asked.machine
     digest, _ = yield from asked.done(d.DigestImage(image, "md5"))
     source = image.source
-    if machine:
+    if machine and asked.access.can.is_mounted:
+        source = f"ssh://{machine}:{source}"
+    elif machine:
         conf = f"&CEPH_CONF={image.access.conf}" if image.access.conf else ""
         host = asked.node if machine == "localhost" else machine
         source = f"rbd://{host}/{source}?CEPH_USER={image.access.bridge_user}{conf}"
@@ -272,6 +281,13 @@ def planned(action: str, asked: Asked) -> Part[str]:
         )
     if action in MAKE:
         template.refuse_stock("datastore", asked.datastore, asked.datastore.fields("TEMPLATE"))
+    if action != stat.__name__ and asked.machine and asked.access.can.is_mounted:
+        if not asked.access.marker:
+            raise BadAttribute(
+                f"BRIDGE_LIST of datastore {asked.datastore.id} needs its SEMISHARED_STORE: nothing else "
+                f"tells whether the store is mounted on {asked.machine}; `semishared setup --apply` marks it"
+            )
+        yield from ask(asked.machine, d.CheckStore(asked.access, asked.root))
     if action != stat.__name__ and not asked.machine:
         yield Here(d.CheckStore(asked.access, asked.root))
         doubt = template.unmarked(asked.datastore)

@@ -95,6 +95,27 @@ def make_directory(directory: str) -> None:
         raise StoreUnavailable(f"{directory}: {e.strerror}") from None
 
 
+def mark(directory: str, store: str, sources: tuple[str, ...], is_store: bool) -> str:
+    """Return the id in the marker of the store at `directory`, here on a bridge; write it unless it is there.
+
+    Raise StoreAbsent for a directory that might be a mere mount point.
+    """
+    from ...tools import mounts
+
+    found = read(directory)
+    if found:
+        return found
+    node = os.uname().nodename
+    missing = [source for source in sources if not os.path.lexists(source)]
+    if missing:
+        raise StoreAbsent(f"{len(missing)} of {len(sources)} images are not on {node}, e.g. {missing[0]}")
+    above = {os.path.realpath(path) for path in (directory, os.path.dirname(directory))} - {"/"}
+    if not sources and not is_store and mounts.of(directory).point not in above:
+        raise StoreAbsent(f"nothing is mounted at {directory} on {node}")
+    write(directory, store)
+    return store
+
+
 def write(store_dir: str, store: str, cloud: str = "") -> None:
     """Mark `store_dir` as store `store` of `cloud`; as root, give the marker to the directory's owner."""
     made = not os.path.isdir(f"{store_dir}/{dir_names.side()}")
