@@ -14,8 +14,9 @@ import pytest
 
 from lab.oned import IMAGE_DS, ActionFailed
 from semishared.errors import SemisharedError, StoreAbsent
-from semishared.front import stores
-from semishared.opennebula.xml import Datastore
+from semishared.front import backup, stores
+from semishared.opennebula import oned
+from semishared.opennebula.xml import Datastore, Vm
 from semishared.store.dir import marker
 from semishared.tools import qemu_img
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
@@ -394,17 +395,24 @@ class Told:
 
 
 def test_setup_marks_a_store_through_its_bridge(tmp_path: Path) -> None:
-    inside = f"<TEMPLATE><BRIDGE_LIST>{HERE}</BRIDGE_LIST><SEMISHARED_CLOUD>{'ee' * 16}</SEMISHARED_CLOUD></TEMPLATE>"
-    text = f"<DATASTORE><ID>5</ID><BASE_PATH>{tmp_path}</BASE_PATH>{inside}</DATASTORE>"
+    inside = f"<BRIDGE_LIST>{HERE}</BRIDGE_LIST><SEMISHARED_CLOUD>{'ee' * 16}</SEMISHARED_CLOUD>"
+    text = f"<DATASTORE><ID>5</ID><BASE_PATH>{tmp_path}</BASE_PATH><TEMPLATE>{inside}</TEMPLATE></DATASTORE>"
     datastore, told = Datastore.parse(text), Told()
     assert "nothing is mounted at" in stores.mark(told, datastore, [], [], lambda _: False).why_not  # type: ignore[arg-type]
     assert not told.lines and not list(tmp_path.iterdir())
     marked = stores.mark(told, datastore, [], [], lambda _: True)  # type: ignore[arg-type]
     assert marked.store == marker.read(str(tmp_path)) and marked.store in told.lines
-    other = Datastore.parse(
-        text.replace("<ID>5", "<ID>6").replace(
-            "<TEMPLATE>", f"<TEMPLATE><SEMISHARED_STORE>{marked.store}</SEMISHARED_STORE>"
-        )
-    )
+    taken = f"<TEMPLATE><SEMISHARED_STORE>{marked.store}</SEMISHARED_STORE>"
+    other = Datastore.parse(text.replace("<ID>5", "<ID>6").replace("<TEMPLATE>", taken))
     with pytest.raises(SemisharedError, match="is that of datastore 6"):
         stores.mark(told, datastore, [other], [], lambda _: True)  # type: ignore[arg-type]
+
+
+def test_prebackup_says_what_its_copies_do_not_keep_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "<DATASTORE><ID>102</ID><DS_MAD>rsync</DS_MAD><TEMPLATE><RSYNC_IONICE>3</RSYNC_IONICE>"
+    text += "<RSYNC_NICE>-1</RSYNC_NICE><RESTIC_NICE>5</RESTIC_NICE></TEMPLATE></DATASTORE>"
+    monkeypatch.setattr(oned.Oned, "datastore", lambda _self, number: Datastore.parse(text))
+    config = "<BACKUPS><BACKUP_CONFIG><LAST_DATASTORE_ID>102</LAST_DATASTORE_ID></BACKUP_CONFIG></BACKUPS>"
+    (said,) = backup._unconfined(Vm.parse(f"<VM><ID>3</ID>{config}</VM>"))
+    assert said.startswith("RSYNC_IONICE of datastore 102: ")
+    assert not list(backup._unconfined(Vm.parse("<VM><ID>3</ID></VM>")))

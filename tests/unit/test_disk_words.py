@@ -46,6 +46,7 @@ WORDS = {
     "SEMISHARED_SHARE_ACCESS": "it is not believed: what has it, and none of our context, is refused "
     "(plan/libvirt/filesystems.py)",
     "SIZE": OF_USER,
+    "SPARSE": OF_USER,
 }
 
 

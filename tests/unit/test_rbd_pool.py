@@ -17,7 +17,7 @@ def test_of_several_none_is_waited_for_but_the_last(monkeypatch: pytest.MonkeyPa
     left = list(ASIDE)
     asked: List[Tuple[str, float]] = []
 
-    def remove(where: object, name: str, wait_s: float = image.WATCH_S) -> bool:
+    def remove(where: object, name: str, wait_s: float = image.WATCH_S, trash: bool = False) -> bool:
         asked.append((name, wait_s))
         if name == ASIDE[0] and len(left) > 1:
             raise ImageInUse(f"{name} has clones")

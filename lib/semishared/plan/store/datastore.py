@@ -176,8 +176,9 @@ def _copied_across(asked: Asked, new: ImageRef, original: Image) -> Part[None]:
     ref = images.image_ref(original, datastore)
     on_ceph = datastore if asked.access.can.is_mounted else asked.datastore
     machine = template.machine(on_ceph, original.id) or asked.machine
+    is_elsewhere = bool(machine) and machine != "localhost"
     for mounted in (new, ref):
-        if mounted.access.can.is_mounted and not mounted.access.marker and machine not in ("", "localhost"):
+        if is_elsewhere and mounted.access.can.is_mounted and not mounted.access.marker:
             raise NotSupported(
                 f"{machine} is to copy image {original.id} from one kind of store to another, and nothing "
                 f"would tell whether {mounted.root} is mounted there: `semishared setup --apply` marks it"
