@@ -19,7 +19,7 @@ from ..model.store.datastore_steps import ReceiveImage
 from ..opennebula.states import DatastoreType, ImageType
 from ..plan.image import images
 from ..store.dir import upload
-from ..tools import curl, extents, files, inspection
+from ..tools import extents, files, inspection
 from ..tools.effects import point
 from ..units import human
 
@@ -55,6 +55,8 @@ class Upload:
         """Return the source at the image's PATH; raise BadArguments for none, or an impossible one."""
         path = self._image.path
         if not path or any(not c.isprintable() for c in path):
+            from ..tools import curl
+
             raise BadArguments(f"not a path: {curl.masked(path)!r}")
         sums = {kind: self._image.attribute(kind.upper()) for kind in ("md5", "sha1", "sha256")}
         decompress = self._datastore.attribute("NO_DECOMPRESS").lower()

@@ -10,12 +10,14 @@ All functions are pure but for what `Content.at` reads.
 from __future__ import annotations
 
 import struct
-from array import array
 from sys import byteorder
-from typing import Callable, Iterable
+from typing import TYPE_CHECKING, Callable, Iterable
 
 from ..named import NamedTuple
 from ..tools import inspection
+
+if TYPE_CHECKING:
+    from array import array
 
 SECTOR = 512
 MiB = 1 << 20
@@ -65,7 +67,7 @@ def beginning(head: bytes, length: int | None) -> Content:
 
 def facts(content: Content, format: str) -> Facts:
     """Return what the header of an image of `format` says."""
-    return FORMATS[format].facts(content) if format in FORMATS else Facts()
+    return FORMATS[format][0](content) if format in FORMATS else Facts()
 
 
 def missing(content: Content, format: str) -> str:
@@ -73,11 +75,13 @@ def missing(content: Content, format: str) -> str:
 
     As with QEMU, a table may name a piece that is only partly there: the last one of a file is often short.
     """
-    return FORMATS[format].missing(content) if format in FORMATS else ""
+    return FORMATS[format][1](content) if format in FORMATS else ""
 
 
 def _table(content: Content, offset: int, entries: int, code: str) -> array[int]:
     """Return a table of little-endian numbers ('I', 'Q') or big-endian ones ('>I', '>Q')."""
+    from array import array
+
     found = array(code[-1])
     raw = content.at(offset, entries * found.itemsize)
     found.frombytes(raw[: len(raw) // found.itemsize * found.itemsize])
@@ -94,44 +98,31 @@ CORRUPT, EXTENDED = 1 << 1, 1 << 4
 CIPHERS = {1: "AES", 2: "LUKS"}
 
 
-class _Qcow2(NamedTuple):
-    version: int
-    bits: int
-    size: int
-    cipher: int
-    l1_entries: int
-    l1: int
-    snapshots: int
-    incompatible: int
-
-
-def _qcow2_header(content: Content) -> _Qcow2:
+def _qcow2_header(content: Content) -> tuple[int, ...]:
+    """Return the fields from version to the offset of the snapshots, and the incompatible features."""
     head = content.at(0, 112).ljust(112, b"\0")
-    version, _, _, bits, size, cipher, l1_entries, l1, _, _, snapshots, _ = struct.unpack(
-        ">IQIIQIIQQIIQ", head[4:72]
-    )
-    incompatible = struct.unpack(">Q", head[72:80])[0] if version >= 3 else 0
-    return _Qcow2(version, bits, size, cipher, l1_entries, l1, snapshots, incompatible)
+    fields: tuple[int, ...] = struct.unpack(">IQIIQIIQQIIQ", head[4:72])
+    return (*fields, struct.unpack(">Q", head[72:80])[0] if fields[0] >= 3 else 0)
 
 
 def _qcow2(content: Content) -> Facts:
-    header = _qcow2_header(content)
-    encryption = CIPHERS.get(header.cipher, f"method {header.cipher}") if header.cipher else ""
-    damage = "QEMU has marked it as corrupt" if header.incompatible & CORRUPT else ""
-    return Facts(header.size, "", encryption, damage, header.snapshots)
+    _, _, _, _, size, cipher, _, _, _, _, snapshots, _, incompatible = _qcow2_header(content)
+    encryption = CIPHERS.get(cipher, f"method {cipher}") if cipher else ""
+    damage = "QEMU has marked it as corrupt" if incompatible & CORRUPT else ""
+    return Facts(size, "", encryption, damage, snapshots)
 
 
 def _qcow2_missing(content: Content) -> str:
-    header = _qcow2_header(content)
-    cluster, entry = 1 << min(header.bits, 21), 16 if header.incompatible & EXTENDED else 8
-    if content.ends_before(header.l1 + 8 * header.l1_entries):
+    _, _, _, bits, size, _, l1_entries, l1, _, _, _, _, incompatible = _qcow2_header(content)
+    cluster, entry = 1 << min(bits, 21), 16 if incompatible & EXTENDED else 8
+    if content.ends_before(l1 + 8 * l1_entries):
         return "its L1 table"
     covered = cluster * (cluster // entry)
-    entries = min(header.l1_entries, -(-header.size // covered), MOST_ENTRIES)
-    if not content.whole or not 9 <= header.bits <= 21 or content.length is None:
+    if not content.whole or not 9 <= bits <= 21 or content.length is None:
         return ""
+    entries = min(l1_entries, -(-size // covered), MOST_ENTRIES)
     seen = {0}
-    for l2 in (word & OFFSET for word in _table(content, header.l1, entries, ">Q")):
+    for l2 in (word & OFFSET for word in _table(content, l1, entries, ">Q")):
         if l2 in seen:
             continue
         seen.add(l2)
@@ -140,7 +131,7 @@ def _qcow2_missing(content: Content) -> str:
         if l2 >= content.length:
             return "tables of its clusters"
         words = _table(content, l2, cluster // 8, ">Q")[:: entry // 8]
-        if _highest_cluster(words, header.bits) >= content.length:
+        if _highest_cluster(words, bits) >= content.length:
             return "clusters with data"
     return ""
 
@@ -360,6 +351,10 @@ def cd_missing(content: Content) -> str:
     return f"a part of its volume of {blocks * block} bytes" if short else ""
 
 
+def _raw(content: Content) -> Facts:
+    return Facts(content.length)
+
+
 def _raw_missing(content: Content) -> str:
     lacks = cd_missing(content)
     if lacks:
@@ -374,18 +369,12 @@ def _raw_missing(content: Content) -> str:
     return ""
 
 
-class Format(NamedTuple):
-    """How the header of a format is read."""
-
-    facts: Callable[[Content], Facts]
-    missing: Callable[[Content], str]
-
-
-FORMATS = {
-    "qcow2": Format(_qcow2, _qcow2_missing),
-    "vmdk": Format(_vmdk, _vmdk_missing),
-    "vdi": Format(_vdi, _vdi_missing),
-    "vpc": Format(_vhd, _vhd_missing),
-    "vhdx": Format(_vhdx, _vhdx_missing),
-    "raw": Format(lambda content: Facts(content.length), _raw_missing),
+FORMATS: dict[str, tuple[Callable[[Content], Facts], Callable[[Content], str]]] = {
+    "qcow2": (_qcow2, _qcow2_missing),
+    "vmdk": (_vmdk, _vmdk_missing),
+    "vdi": (_vdi, _vdi_missing),
+    "vpc": (_vhd, _vhd_missing),
+    "vhdx": (_vhdx, _vhdx_missing),
+    "raw": (_raw, _raw_missing),
 }
+"""What a header says, and what lies behind the end of the file by its tables."""

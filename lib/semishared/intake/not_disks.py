@@ -25,72 +25,82 @@ class Kind(NamedTuple):
 
 
 CONVERT = "; export the disk in another format with the program that made it"
-BEGINS: dict[bytes, Kind] = {
+BEGINS: dict[bytes, str] = {
     # Compressed: what is unpacked here is in unpack.MAGIC, and inside of that once more in this table.
-    b"\x1f\x8b\x08": Kind("gzip data", packed=True),
-    b"BZh": Kind("bzip2 data", packed=True),
-    b"\xfd7zXZ\0": Kind("xz data", packed=True),
-    b"\x28\xb5\x2f\xfd": Kind("zstd data", packed=True),
-    b"\x04\x22\x4d\x18": Kind("lz4 data", packed=True),
-    b"\x02\x21\x4c\x18": Kind("lz4 data (legacy)", packed=True),
-    b"LZIP": Kind("lzip data", packed=True),
-    b"\x89LZO\0\r\n\x1a\n": Kind("lzop data", packed=True),
-    b"\x1f\x9d\x90": Kind("compress data (.Z)", packed=True),
+    b"\x1f\x8b\x08": "gzip data",
+    b"BZh": "bzip2 data",
+    b"\xfd7zXZ\0": "xz data",
+    b"\x28\xb5\x2f\xfd": "zstd data",
+    b"\x04\x22\x4d\x18": "lz4 data",
+    b"\x02\x21\x4c\x18": "lz4 data (legacy)",
+    b"LZIP": "lzip data",
+    b"\x89LZO\0\r\n\x1a\n": "lzop data",
+    b"\x1f\x9d\x90": "compress data (.Z)",
     # Archives.
-    b"PK\3\4": Kind("a zip archive"),
-    b"PK\5\6": Kind("an empty zip archive"),
-    b"PK\7\x08": Kind("a zip archive in parts"),
-    b"PK00PK\3\4": Kind("a zip archive"),
-    b"7z\xbc\xaf\x27\x1c": Kind("a 7z archive"),
-    b"Rar!\x1a\x07": Kind("a rar archive"),
-    b"MSCF\0\0\0\0": Kind("a Windows cabinet"),
-    b"MSWIM\0\0\0": Kind("a Windows image (WIM), which is installed and not booted"),
-    b"xar!": Kind("a xar archive (.pkg)"),
-    b"!<arch>\n": Kind("an ar archive (.deb, .a)"),
-    b"\xed\xab\xee\xdb": Kind("an RPM package"),
-    b"070701": Kind("a cpio archive"),
-    b"070702": Kind("a cpio archive"),
-    b"070707": Kind("a cpio archive"),
+    b"PK\3\4": "a zip archive",
+    b"PK\5\6": "an empty zip archive",
+    b"PK\7\x08": "a zip archive in parts",
+    b"PK00PK\3\4": "a zip archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a rar archive",
+    b"MSCF\0\0\0\0": "a Windows cabinet",
+    b"MSWIM\0\0\0": "a Windows image (WIM), which is installed and not booted",
+    b"xar!": "a xar archive (.pkg)",
+    b"!<arch>\n": "an ar archive (.deb, .a)",
+    b"\xed\xab\xee\xdb": "an RPM package",
+    b"070701": "a cpio archive",
+    b"070702": "a cpio archive",
+    b"070707": "a cpio archive",
     # Exports and backups of other platforms.
-    b"VMA\0": Kind("a backup of Proxmox VE (VMA); `vma extract` there unpacks its disks"),
-    b"rbd image v": Kind("an export of `rbd export --export-format 2`; export it in format 1, which is raw"),
-    b"rbd diff v": Kind("a difference of `rbd export-diff`, not a disk; use `rbd export`"),
-    b"btrfs-stream\0": Kind("a stream of `btrfs send`, not a disk"),
-    b"LibvirtQemudSave": Kind("the saved memory of a guest (virsh save), not its disk"),
-    b"LibvirtQemudPart": Kind("the saved memory of a guest (virsh save), cut off, and not its disk"),
-    b"QEVM": Kind("the saved memory of a guest (QEMU), not its disk"),
-    b"KDUMP   ": Kind("a dump of memory, not a disk"),
-    b"partclone-image": Kind("an image of Partclone; `partclone.restore` makes the file system of it"),
-    b"PaRtImAgE-VoLuMe": Kind("an image of Partimage" + CONVERT),
-    b"EVF\x09\x0d\x0a\xff\x00": Kind("an EnCase image (EWF, .E01); `ewfexport` makes a raw disk of it"),
-    b"EVF2\x0d\x0a\x81": Kind("an EnCase image (EWF 2, .Ex01); `ewfexport` makes a raw disk of it"),
-    b"AFF10\r\n": Kind("an image of AFF" + CONVERT),
+    b"VMA\0": "a backup of Proxmox VE (VMA); `vma extract` there unpacks its disks",
+    b"rbd image v": "an export of `rbd export --export-format 2`; export it in format 1, which is raw",
+    b"rbd diff v": "a difference of `rbd export-diff`, not a disk; use `rbd export`",
+    b"btrfs-stream\0": "a stream of `btrfs send`, not a disk",
+    b"LibvirtQemudSave": "the saved memory of a guest (virsh save), not its disk",
+    b"LibvirtQemudPart": "the saved memory of a guest (virsh save), cut off, and not its disk",
+    b"QEVM": "the saved memory of a guest (QEMU), not its disk",
+    b"KDUMP   ": "a dump of memory, not a disk",
+    b"partclone-image": "an image of Partclone; `partclone.restore` makes the file system of it",
+    b"PaRtImAgE-VoLuMe": "an image of Partimage" + CONVERT,
+    b"EVF\x09\x0d\x0a\xff\x00": "an EnCase image (EWF, .E01); `ewfexport` makes a raw disk of it",
+    b"EVF2\x0d\x0a\x81": "an EnCase image (EWF 2, .Ex01); `ewfexport` makes a raw disk of it",
+    b"AFF10\r\n": "an image of AFF" + CONVERT,
     # Formats of disks that nothing here takes.
-    b"\xbe\xba\xfe\xca\0\0\0\0": Kind(
-        "a VMware snapshot (SESparse), which needs its parent; clone the VM, and upload that"
-    ),
-    b"WithoutFreeSpace": Kind("an image of Parallels; `qemu-img convert -f parallels` makes a qcow2 of it"),
-    b"WithouFreSpacExt": Kind("an image of Parallels; `qemu-img convert -f parallels` makes a qcow2 of it"),
-    b"Bochs Virtual HD Image": Kind("an image of Bochs; `qemu-img convert -f bochs` makes a qcow2 of it"),
-    b"#!/bin/sh\n#V2.0 Format\n": Kind("a cloop image; `qemu-img convert -f cloop` makes a qcow2 of it"),
-    b"\x3a\xff\x26\xed": Kind("an Android sparse image; `simg2img` makes a raw disk of it"),
-    b"MComprHD": Kind("an image of MAME (CHD); `chdman extracthd` makes a raw disk of it"),
-    b"sprs": Kind("an Apple sparse image" + CONVERT),
-    b"DAA\0\0": Kind("a PowerISO image (DAA)" + CONVERT),
-    b"IsZ!": Kind("a packed ISO (ISZ)" + CONVERT),
+    b"\xbe\xba\xfe\xca\0\0\0\0": "a VMware snapshot (SESparse), which needs its parent; clone the VM",
+    b"WithoutFreeSpace": "an image of Parallels; `qemu-img convert -f parallels` makes a qcow2 of it",
+    b"WithouFreSpacExt": "an image of Parallels; `qemu-img convert -f parallels` makes a qcow2 of it",
+    b"Bochs Virtual HD Image": "an image of Bochs; `qemu-img convert -f bochs` makes a qcow2 of it",
+    b"#!/bin/sh\n#V2.0 Format\n": "a cloop image; `qemu-img convert -f cloop` makes a qcow2 of it",
+    b"\x3a\xff\x26\xed": "an Android sparse image; `simg2img` makes a raw disk of it",
+    b"MComprHD": "an image of MAME (CHD); `chdman extracthd` makes a raw disk of it",
+    b"sprs": "an Apple sparse image" + CONVERT,
+    b"DAA\0\0": "a PowerISO image (DAA)" + CONVERT,
+    b"IsZ!": "a packed ISO (ISZ)" + CONVERT,
     # What a server sends in the place of a file, or a user by mistake.
-    b"%PDF-": Kind("a PDF"),
-    b"\x7fELF": Kind("a program or a kernel (ELF); kernels belong into a file datastore"),
-    b"version https://git-lfs": Kind("a pointer of Git LFS; get the file itself (git lfs pull)"),
-    b"-----BEGIN ": Kind("a key, a signature or a certificate (PEM)"),
-    b"HTTP/1.": Kind("an answer of a web server, with its headers"),
-    b"d8:announce": Kind("a torrent"),
-    b"#!/": Kind("a script, or an installer that begins with one"),
-    b"MIME-Version:": Kind("a MIME message"),
+    b"%PDF-": "a PDF",
+    b"\x7fELF": "a program or a kernel (ELF); kernels belong into a file datastore",
+    b"version https://git-lfs": "a pointer of Git LFS; get the file itself (git lfs pull)",
+    b"-----BEGIN ": "a key, a signature or a certificate (PEM)",
+    b"HTTP/1.": "an answer of a web server, with its headers",
+    b"d8:announce": "a torrent",
+    b"#!/": "a script, or an installer that begins with one",
+    b"MIME-Version:": "a MIME message",
 }
 """The longest that matches is meant."""
+PACKED = (
+    b"\x1f\x8b\x08",
+    b"BZh",
+    b"\xfd7zXZ\0",
+    b"\x28\xb5\x2f\xfd",
+    b"\x04\x22\x4d\x18",
+    b"\x02\x21\x4c\x18",
+    b"LZIP",
+    b"\x89LZO\0\r\n\x1a\n",
+    b"\x1f\x9d\x90",
+)
+"""Which of them are one compressed file."""
 ENDS = {
-    b"koly": Kind("an Apple disk image (UDIF, .dmg); `dmg2img` makes a raw disk of it"),
+    b"koly": "an Apple disk image (UDIF, .dmg); `dmg2img` makes a raw disk of it",
 }
 PAGES = (b"<!doctype", b"<html", b"<head", b"<body", b"<?xml", b"<error", b"<svg", b"<!--")
 SUMS = rb"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{40}|[0-9A-Fa-f]{64}|[0-9A-Fa-f]{128}) [ *][^\0\n]+\n"
@@ -101,10 +111,10 @@ def kind(head: bytes, tail: bytes = b"") -> Kind | None:
     """Return what a file is by its first HEAD and its last TAIL bytes, None for what may be a disk."""
     found = max((magic for magic in BEGINS if head.startswith(magic)), key=len, default=None)
     if found is not None:
-        return BEGINS[found]
-    for magic, named in ENDS.items():
+        return Kind(BEGINS[found], packed=found in PACKED)
+    for magic, name in ENDS.items():
         if tail.startswith(magic):
-            return named
+            return Kind(name)
     return _tar(head) or _lzma(head) or _text(head)
 
 

@@ -20,11 +20,11 @@ from ..errors import (
     UnsafeImage,
 )
 from ..named import NamedTuple
-from ..tools import curl, inspection
+from ..tools import inspection
 from ..tools.effects import point
 from ..tools.run import SILENT_S, run, stream
 from ..units import amount
-from . import judge, packed_size
+from . import judge
 from . import unpack as intake_unpack
 from .unpack import Bound, Kept, Spoiled, Work, decompressor, unpacked
 
@@ -57,11 +57,17 @@ class Source(NamedTuple):
     @property
     def name(self) -> str:
         """PATH as lines show it: a URL without its password."""
+        if not self.is_url:
+            return self.path
+        from ..tools import curl
+
         return curl.masked(self.path)
 
     @property
     def trusting(self) -> bool:
         """Whether any certificate will do: a checksum says what the content is, and there is no password."""
+        from ..tools import curl
+
         return bool(self.checksums) and not curl.has_password(self.path)
 
     @property
@@ -99,6 +105,8 @@ class Source(NamedTuple):
             if not self.ssh:
                 raise BadArguments(f"not a URL that can be fetched: {self.path!r}")
         else:
+            from ..tools import curl
+
             curl.escaped(self.path)
 
 
@@ -157,6 +165,8 @@ def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s
     within `window_s` seconds. A backup repository may be silent for long: there only SILENT_S of silence
     counts.
     """
+    from ..tools import curl
+
     source.check_url()
     stdin = b""
     if source.ssh:
@@ -221,6 +231,8 @@ def size_of(source: Source, path: str, max_virtual_size: int, most_s: float) -> 
             return judge.file(
                 path, source.taken, max_virtual_size, source.name, packed=not source.decompress
             ).virtual_size
+        from . import packed_size
+
         file.seek(0)
         with judge.opened(path, source.name) as content:
             told = packed_size.size(content, kind)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Generator, Iterable, Iterator
 from ..errors import SourceTooSlow, ToolFailed, UploadTooLarge
 from ..named import NamedTuple
 from ..tools import extents
-from ..tools.filter import through
 from ..units import MiB, human
 
 if TYPE_CHECKING:
@@ -107,6 +106,8 @@ def unpacked(file: Packed, kind: str, work: Work | None = None) -> Generator[byt
 
 
 def _by_zstd(file: Packed, work: Work | None) -> Generator[bytes, None, None]:
+    from ..tools.filter import through
+
     def read() -> bytes:
         data = file.read(PIECE)
         if work:

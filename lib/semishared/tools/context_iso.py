@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from typing import Iterator
 
 from ..errors import BadArguments, MissingImage, SourceUnavailable, ToolFailed, ToolMissing, of_system
-from . import curl, owner
+from . import owner
 from .effects import point
 from .run import PATH, run, stream
 
@@ -30,6 +30,8 @@ PREFIX = "semishared-context-"
 def _split(argument: str) -> tuple[str, str]:
     """Return path and name in the ISO of a `path[:name]` argument; raise BadArguments."""
     if "://" in argument:
+        from . import curl
+
         curl.escaped(argument)
         return argument, os.path.basename(argument.split("?")[0]) or "file"
     path, colon, name = argument.partition(":")
@@ -90,6 +92,8 @@ def _in_datastore(path: str, datastores: str) -> tuple[str, str]:
 
 def _download(url: str, target: str) -> None:
     """Fetch a URL into the new file `target`; raise SourceUnavailable, without a password in it."""
+    from . import curl
+
     try:
         with open(target, "wb") as file, closing(stream(curl.argv(), stdin=curl.config(url))) as chunks:
             for chunk in chunks:
