@@ -166,9 +166,9 @@ def test_hostile_index_is_read_without_a_crash(tmp_path: Path, content: bytes) -
     path = tmp_path / "disk"
     whole = lzma.compress(content[: 2 * MiB], preset=0)
     for change in (-1, -3, -5, -8, -14, -20, -24):
-        data = bytearray(whole)
-        data[change] ^= 0xFF
-        path.write_bytes(data)
+        changed = bytearray(whole)
+        changed[change] ^= 0xFF
+        path.write_bytes(changed)
         with judge.opened(str(path), "disk") as opened:
             told = packed_size.size(opened, "lzma")
             assert told is None or told >= 0
