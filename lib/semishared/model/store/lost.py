@@ -58,7 +58,7 @@ WHICH = tuple(
         a.FS_ROOT,
     )
 )
-"""Attributes that say which store it is, and which user opens it: without one an action might go elsewhere."""
+"""Attributes that say which store it is, and which user opens it: without one it may be another."""
 
 
 def is_name(text: str) -> bool:
