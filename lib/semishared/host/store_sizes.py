@@ -9,7 +9,8 @@ oned keeps the last value.
 from __future__ import annotations
 
 import os
-from typing import Callable, Dict, Iterable, Optional, Tuple
+from functools import partial
+from typing import Callable, Dict, Iterable, Optional, Tuple, TypeVar
 
 from ..errors import SemisharedError
 from ..model.disk import names as disk_names
@@ -20,6 +21,7 @@ MOUNTED_S, CEPH_S = 3.0, 10.0
 """Seconds that one store may take; the probe's own limit is minutes."""
 FAST_DIFF = 16
 """Feature of an RBD image (RBD_FEATURE_FAST_DIFF): without it, its objects would be asked one by one."""
+Key = TypeVar("Key")
 Sizes = Tuple[int, Dict[int, int]]
 """Bytes of a disk, and of its snapshots by their numbers."""
 
@@ -31,8 +33,12 @@ def of_files(links: Iterable[str]) -> dict[str, Sizes]:
         stores.setdefault(os.readlink(link).partition(f"/{disk_names.SIDE}/")[0], []).append(link)
     found: dict[str, Sizes] = {}
     for names in stores.values():
-        found.update(_looked(lambda names=names: {name: _of_file(name) for name in names}, MOUNTED_S))
+        found.update(_looked(partial(_of_links, names), MOUNTED_S))
     return found
+
+
+def _of_links(links: Iterable[str]) -> dict[str, Sizes]:
+    return {link: _of_file(link) for link in links}
 
 
 def _of_file(link: str) -> Sizes:
@@ -51,7 +57,7 @@ def of_networks(vm_dirs: dict[str, list[int]]) -> dict[tuple[str, int], Sizes]:
     """Return the sizes of disks that libvirt opens over the network, by VM directory and number."""
     found: dict[tuple[str, int], Sizes] = {}
     for vm_dir, disks in vm_dirs.items():
-        found.update(_looked(lambda vm_dir=vm_dir, disks=disks: _of_records(vm_dir, disks), CEPH_S))
+        found.update(_looked(partial(_of_records, vm_dir, disks), CEPH_S))
     return found
 
 
@@ -99,7 +105,7 @@ def _changed(opened: object, since: Optional[str]) -> int:
     return sum(lengths)
 
 
-def _looked(look: Callable[[], Dict[object, Sizes]], limit_s: float) -> Dict[object, Sizes]:
+def _looked(look: Callable[[], Dict[Key, Sizes]], limit_s: float) -> Dict[Key, Sizes]:
     try:
         return hung_store.unless_its_process_hangs(look, {}, limit_s)
     except (OSError, SemisharedError):

@@ -42,7 +42,7 @@ class Row(NamedTuple):
         return self.verdict == REFUSED and self.is_said(text)
 
     def is_said(self, text: str) -> bool:
-        """Tell whether a value asks for what is not to be had."""
+        """Tell whether a value asks for what there is not."""
         return (
             self.verdict in (REFUSED, NOTHING)
             and self.named
