@@ -411,6 +411,7 @@ def test_setup_marks_a_store_through_its_bridge(tmp_path: Path) -> None:
 def test_prebackup_says_what_its_copies_do_not_keep_to(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "<DATASTORE><ID>102</ID><DS_MAD>rsync</DS_MAD><TEMPLATE><RSYNC_IONICE>3</RSYNC_IONICE>"
     text += "<RSYNC_NICE>-1</RSYNC_NICE><RESTIC_NICE>5</RESTIC_NICE></TEMPLATE></DATASTORE>"
+    monkeypatch.setattr(oned.Oned, "__init__", lambda _self: None)
     monkeypatch.setattr(oned.Oned, "datastore", lambda _self, number: Datastore.parse(text))
     config = "<BACKUPS><BACKUP_CONFIG><LAST_DATASTORE_ID>102</LAST_DATASTORE_ID></BACKUP_CONFIG></BACKUPS>"
     (said,) = backup._unconfined(Vm.parse(f"<VM><ID>3</ID>{config}</VM>"))
