@@ -182,7 +182,9 @@ def test_preallocated_qcow2_is_whole(store: Store, how: str) -> None:
 def test_encrypted_qcow2_is_refused(store: Store, cipher: str) -> None:
     path = store.uploads / "disk.qcow2"
     words = ["--object", "secret,id=k,data=abcd", "-o", f"encrypt.format={cipher},encrypt.key-secret=k"]
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *words, str(path), "8M"], check=True)
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", *words, str(path), "8M"]
+    # On a busy machine qemu-img cannot always measure how many rounds LUKS is to have.
+    assert any(subprocess.run(argv, check=False, capture_output=True).returncode == 0 for _ in range(5))
     for action in ("stat", "cp"):
         store.fails(action, "SS074", "encrypted inside", cipher.upper(), PATH=path, SIZE=8)
 

@@ -106,8 +106,8 @@ def test_frame_that_lies_of_its_size_is_refused(store: Store, raw: Path) -> None
     at = 5 + (not data[4] & 0x20)
     data[at + 2] = 1
     path.write_bytes(data)
-    size = store.ok("stat", PATH=path)
-    assert store.run("cp", PATH=path, SIZE=size).returncode == 1
+    for action in ("stat", "cp"):
+        store.fails(action, "SS021", "zstd data cannot be decompressed", PATH=path, SIZE=13)
 
 
 @pytest.mark.parametrize("threads", ["", "-T2"])
@@ -154,7 +154,7 @@ def test_packed_foreign_image_is_judged_inside(store: Store, tmp_path: Path, pro
     if not shutil.which(program):
         pytest.skip(f"{program} is not installed")
     image = tmp_path / "disk.qcow2"
-    words = ["--object", "secret,id=k,data=abcd", "-o", "encrypt.format=luks,encrypt.key-secret=k"]
+    words = ["--object", "secret,id=k,data=abcd", "-o", "encrypt.format=aes,encrypt.key-secret=k"]
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *words, str(image), "8M"], check=True)
     path = store.uploads / "packed"
     path.write_bytes(packed([program, "-c", "-1"], image.read_bytes()))
