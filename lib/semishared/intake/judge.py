@@ -79,7 +79,7 @@ def _disk(path: str, content: Content, most: int, name: str, packed: bool) -> Ju
     format = _looked_at(content, most, name, packed)
     found = headers.facts(content, format)
     _refuse_cut_off(name, content, headers.missing(content, format))
-    if format == "raw" and re.search(VHD, name):
+    if format == "raw" and "vhd" in name.lower() and re.search(VHD, name):
         raise DamagedImage(
             f"image called VHD without the footer of one: it is cut off, or a raw disk to be renamed: {name}"
         )

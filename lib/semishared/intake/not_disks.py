@@ -105,6 +105,8 @@ ENDS = {
 PAGES = (b"<!doctype", b"<html", b"<head", b"<body", b"<?xml", b"<error", b"<svg", b"<!--")
 SUMS = rb"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{40}|[0-9A-Fa-f]{64}|[0-9A-Fa-f]{128}) [ *][^\0\n]+\n"
 """A line of md5sum and its like."""
+HEX = b"0123456789ABCDEFabcdef"
+VISIBLE = b"\t\n\r\f" + bytes(range(32, 256))
 
 
 def kind(head: bytes, tail: bytes = b"") -> Kind | None:
@@ -123,7 +125,7 @@ def _tar(head: bytes) -> Kind | None:
     if len(head) < 512 or not head[0]:
         return None
     field = head[148:156].strip(b" \0")
-    if not re.fullmatch(rb"[0-7]{1,7}", field):
+    if not field or len(field) > 7 or field.strip(b"01234567"):
         return None
     if int(field, 8) != sum(head[:148]) + 8 * ord(" ") + sum(head[156:512]):
         return None
@@ -152,9 +154,9 @@ def _text(head: bytes) -> Kind | None:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:16].lower().startswith(PAGES):
         return Kind("a page of HTML or XML, as servers send it for an error or a login")
-    if re.match(SUMS, text):
+    # No pattern is compiled for what begins as neither does.
+    if text[:1] in HEX and re.match(SUMS, text):
         return Kind("a list of checksums")
-    printable = text and not any(byte < 32 and byte not in b"\t\n\r\f" for byte in text)
-    if printable and re.match(rb"[{\[]\s*[\"{\[\]}]", text):
+    if text[:1] in b"{[" and not text.translate(None, VISIBLE) and re.match(rb".\s*[\"{\[\]}]", text):
         return Kind("a text in JSON, as servers send it for an error")
     return None
