@@ -74,7 +74,6 @@ BEGINS: dict[bytes, str] = {
     b"\x3a\xff\x26\xed": "an Android sparse image; `simg2img` makes a raw disk of it",
     b"MComprHD": "an image of MAME (CHD); `chdman extracthd` makes a raw disk of it",
     b"sprs": "an Apple sparse image" + CONVERT,
-    b"DAA\0\0": "a PowerISO image (DAA)" + CONVERT,
     b"IsZ!": "a packed ISO (ISZ)" + CONVERT,
     # What a server sends in the place of a file, or a user by mistake.
     b"%PDF-": "a PDF",
