@@ -38,7 +38,7 @@ def restored_as_an_image(cloud: Cloud, url: str) -> None:
     def upload(path: str, template: str, user: int = 0) -> subprocess.CompletedProcess[bytes]:
         xml = (
             f"<DS_DRIVER_ACTION_DATA><IMAGE><ID>999</ID><UID>{user}</UID><GID>{user}</GID><TYPE>0</TYPE><PATH>{path}</PATH><TEMPLATE>{template}</TEMPLATE></IMAGE>"
-            f"<DATASTORE><ID>{STORE}</ID><TYPE>0</TYPE><BASE_PATH>{DATASTORES}/{STORE}</BASE_PATH><TEMPLATE/></DATASTORE>"
+            f"<DATASTORE><ID>{STORE}</ID><TYPE>0</TYPE><BASE_PATH>{DATASTORES}/{STORE}</BASE_PATH><TEMPLATE><DISK_TYPE>FILE</DISK_TYPE></TEMPLATE></DATASTORE>"
             "</DS_DRIVER_ACTION_DATA>"
         )
         argv = ["/var/lib/one/remotes/datastore/semishared/cp", "999"]
@@ -59,7 +59,8 @@ def restored_as_an_image(cloud: Cloud, url: str) -> None:
     assert cloud.read(source, format, 64 << 10, 1024 << 10) == content("one", 1024, 64)
     assert cloud.read(source, format, 64 << 10) == DATA
     xml = f"<DS_DRIVER_ACTION_DATA><IMAGE><ID>999</ID><SOURCE>{source}</SOURCE></IMAGE><DATASTORE><ID>{STORE}</ID>"  # noqa: E501
-    xml += f"<BASE_PATH>{DATASTORES}/{STORE}</BASE_PATH></DATASTORE></DS_DRIVER_ACTION_DATA>"
+    xml += f"<BASE_PATH>{DATASTORES}/{STORE}</BASE_PATH><TEMPLATE><DISK_TYPE>FILE</DISK_TYPE></TEMPLATE>"
+    xml += "</DATASTORE></DS_DRIVER_ACTION_DATA>"
     cloud.lab.fe.run(
         ["/var/lib/one/remotes/datastore/semishared/rm", "999"], input=base64.b64encode(xml.encode())
     )

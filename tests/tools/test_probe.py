@@ -55,7 +55,6 @@ def test_allocated_sizes_of_disks_and_snapshots_by_vm(tmp_path: Path) -> None:
     assert found[12] == ["DISK_SIZE = [ ID=0, SIZE=1 ]"]
     assert set(found[7]) == {
         "DISK_SIZE = [ ID=1, SIZE=3 ]",
-        "DISK_SIZE = [ ID=2, SIZE=0 ]",
         "DISK_SIZE = [ ID=3, SIZE=0 ]",
         "DISK_SIZE = [ ID=10, SIZE=0 ]",
         "SNAPSHOT_SIZE = [ ID=0, DISK_ID=10, SIZE=1 ]",

@@ -38,11 +38,15 @@ def of_files(links: Iterable[str]) -> dict[str, Sizes]:
 
 
 def _of_links(links: Iterable[str]) -> dict[str, Sizes]:
-    return {link: _of_file(link) for link in links}
+    found = {link: _of_file(link) for link in links}
+    return {link: sizes for link, sizes in found.items() if sizes}
 
 
-def _of_file(link: str) -> Sizes:
+def _of_file(link: str) -> Optional[Sizes]:
+    """Return the sizes of what is there, None if nothing is: the store may not be mounted."""
     path = os.path.realpath(link)
+    if not os.path.exists(path):
+        return None
     folder, name = os.path.split(path)
     if not disk_names.are_layers(folder):
         folder, name = disk_names.layers(path), ""
