@@ -39,7 +39,7 @@ $(VENV)/ready: tests/requirements-lint.txt
 provision: ## install what tests and demo need (Debian 12, root)
 	@tests/lab/provision.sh
 
-test: provision ## all suites: some 27 minutes on two cores; what they cost is said at the end
+test: provision ## all suites: some 25 minutes on two quiet cores; what they cost is said at the end
 	@$(RUN) tests/suites.py
 
 provision-full: ## install what make test-full needs, a Rust toolchain too
