@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from semishared.intake import judge, packed_size
+from semishared.intake import headers, judge, packed_size
 from tools.test_datastore import Store
 
 MiB = 1 << 20
@@ -173,6 +173,24 @@ def test_hostile_index_is_read_without_a_crash(tmp_path: Path, content: bytes) -
         path.write_bytes(data)
         with judge.opened(str(path), "disk") as opened:
             packed_size.size(opened, "zstd")
+
+
+@pytest.mark.parametrize("kind", ["lzma", "zstd"])
+def test_hostile_length_costs_no_look_for_each_of_its_bytes(kind: str) -> None:
+    """Zeros behind a stream of xz, and frames of zstd that say that they are empty and to be skipped."""
+    looks = 0
+    frame, at_end = b"\x50\x2a\x4d\x18" + bytes(4), bytes(12)
+
+    def at(offset: int, size: int) -> bytes:
+        nonlocal looks
+        looks += 1
+        assert looks <= most + 2
+        return at_end[:size] if kind == "lzma" else (frame * 3)[:size]
+
+    most = packed_size.MOST_PADDING // 4 if kind == "lzma" else 1000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_size, "MOST_BLOCKS", 1000)
+        assert packed_size.size(headers.Content(at, 1 << 40, whole=True), kind) is None
 
 
 def test_empty_file_in_zstd_is_refused(store: Store) -> None:

@@ -116,3 +116,10 @@ def test_a_store_that_hangs_has_no_line_and_stops_no_other(
     text = vm_sizes.report(str(tmp_path / "101"))
     lines = base64.b64decode(text.split('"')[1]).decode().split("\n")
     assert lines == ["DISK_SIZE = [ ID=5, SIZE=3 ]", "DISK_SIZE = [ ID=1, SIZE=2 ]"]
+
+
+def test_a_disk_that_goes_meanwhile_has_no_line(tmp_path: Path) -> None:
+    (tmp_path / "image").write_bytes(b"x" * (2 << 20))
+    (tmp_path / "disk.0").symlink_to(tmp_path / "image")
+    links = [str(tmp_path / "gone"), str(tmp_path / "disk.0")]
+    assert store_sizes.of_files(links) == {links[1]: (2 << 20, {})}

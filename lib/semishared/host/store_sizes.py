@@ -30,7 +30,11 @@ def of_files(links: Iterable[str]) -> dict[str, Sizes]:
     """Return the sizes of disks by their links, which lead to files of mounted stores."""
     stores: dict[str, list[str]] = {}
     for link in links:
-        stores.setdefault(os.readlink(link).partition(f"/{disk_names.SIDE}/")[0], []).append(link)
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue  # its VM has gone since
+        stores.setdefault(target.partition(f"/{disk_names.SIDE}/")[0], []).append(link)
     found: dict[str, Sizes] = {}
     for names in stores.values():
         found.update(_looked(partial(_of_links, names), MOUNTED_S))

@@ -14,6 +14,9 @@ LARGEST_INDEX = 16 << 20
 """Bytes; a block of xz -T has 24 MiB and 6 to 12 bytes there."""
 ZSTD, SKIPPED = 0xFD2FB528, 0x184D2A50
 MOST_BLOCKS = 32 << 20
+"""Blocks and frames, also those that are skipped: whoever uploads a file says how many."""
+MOST_PADDING = 64 << 10
+"""Bytes of zeros behind a stream; each 4 of them are looked at, and xz itself writes none."""
 
 
 def size(content: Content, kind: str) -> int | None:
@@ -27,11 +30,13 @@ def size(content: Content, kind: str) -> int | None:
 
 def _of_xz(content: Content, end: int) -> int | None:
     """Return the sum of all streams, which stand one behind the other; read from the end."""
-    total = 0
+    total = padding = 0
     while end > 0:
         footer = content.at(end - XZ_FOOTER, XZ_FOOTER) if end >= XZ_FOOTER else b""
-        if footer == bytes(XZ_FOOTER) or footer[-4:] == bytes(4):
-            end -= 4  # padding between streams
+        if footer[-4:] == bytes(4):
+            end, padding = end - 4, padding + 4
+            if padding > MOST_PADDING:
+                return None
             continue
         if footer[-2:] != b"YZ":
             return None
@@ -85,7 +90,9 @@ def _of_zstd(content: Content, length: int) -> int | None:
         head = content.at(at, 18).ljust(18, b"\0")
         magic = int.from_bytes(head[:4], "little")
         if magic & 0xFFFFFFF0 == SKIPPED:
-            at += 8 + int.from_bytes(head[4:8], "little")
+            at, blocks = at + 8 + int.from_bytes(head[4:8], "little"), blocks + 1
+            if blocks > MOST_BLOCKS:
+                return None
             continue
         found = frame(head)
         if found is None:

@@ -63,7 +63,7 @@ def _by_index(source: Source, kind: str, head: bytes, length: int | None) -> int
     if kind == "lzma":
         try:
             with _answered(source, f"{max(length - TAIL, 0)}-") as answer:
-                tail = b"".join(answer.chunks) if answer.status == 206 else b""
+                tail = _at_most(TAIL, answer.chunks) if answer.status == 206 else b""
         except SourceUnavailable:
             return None
         if len(tail) != min(TAIL, length):
@@ -78,6 +78,16 @@ def _by_index(source: Source, kind: str, head: bytes, length: int | None) -> int
 
         content = headers.Content(at, length, whole=False)
     return packed_size.size(content, kind)
+
+
+def _at_most(size: int, chunks: Iterator[bytes]) -> bytes:
+    """Return what comes, or a chunk more than `size` bytes of it: a server may send whatever it wants."""
+    found = b""
+    for chunk in chunks:
+        found += chunk
+        if len(found) > size:
+            break
+    return found
 
 
 def _size_unpacked(source: Source, kind: str, max_virtual_size: int, most_s: float) -> int:
