@@ -18,7 +18,6 @@ from typing import Callable, Dict, Iterator, List, Set
 import pytest
 
 from semishared.errors import SemisharedError
-from semishared.front import stores
 from semishared.install import preflight
 from semishared.model import steps as s
 from semishared.model.disk import commit_steps as c
@@ -146,7 +145,7 @@ class Site:
             "stock layout": lambda: snapshots.is_layered(image.source, "qcow2"),
             "epochs": lambda: epochs.read(image, 9),
             "owner": lambda: content.DirDiffs().owner(image),
-            "setup": lambda: stores._is_there(image.source),
+            "setup": lambda: marker.is_there(image.source),
             "fence": lambda: writers.of_disk(image.source),
             "fence of a clone": lambda: writers.of_disk(self.on_store),
         }

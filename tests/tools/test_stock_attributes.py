@@ -398,14 +398,14 @@ def test_setup_marks_a_store_through_its_bridge(tmp_path: Path) -> None:
     inside = f"<BRIDGE_LIST>{HERE}</BRIDGE_LIST><SEMISHARED_CLOUD>{'ee' * 16}</SEMISHARED_CLOUD>"
     text = f"<DATASTORE><ID>5</ID><BASE_PATH>{tmp_path}</BASE_PATH><TEMPLATE>{inside}</TEMPLATE></DATASTORE>"
     datastore, told = Datastore.parse(text), Told()
-    assert "nothing is mounted at" in stores.mark(told, datastore, [], [], lambda _: False).why_not  # type: ignore[arg-type]
+    assert "nothing is mounted at" in stores.mark(told, datastore, [], [], False, lambda _: True).why_not  # type: ignore[arg-type]
     assert not told.lines and not list(tmp_path.iterdir())
-    marked = stores.mark(told, datastore, [], [], lambda _: True)  # type: ignore[arg-type]
+    marked = stores.mark(told, datastore, [], [], True, lambda _: False)  # type: ignore[arg-type]
     assert marked.store == marker.read(str(tmp_path)) and marked.store in told.lines
     taken = f"<TEMPLATE><SEMISHARED_STORE>{marked.store}</SEMISHARED_STORE>"
     other = Datastore.parse(text.replace("<ID>5", "<ID>6").replace("<TEMPLATE>", taken))
     with pytest.raises(SemisharedError, match="is that of datastore 6"):
-        stores.mark(told, datastore, [other], [], lambda _: True)  # type: ignore[arg-type]
+        stores.mark(told, datastore, [other], [], True, lambda _: False)  # type: ignore[arg-type]
 
 
 def test_prebackup_says_what_its_copies_do_not_keep_to(monkeypatch: pytest.MonkeyPatch) -> None:

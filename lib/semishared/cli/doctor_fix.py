@@ -65,7 +65,7 @@ def _restore(oned: Oned, store: Datastore, lost: Mapping[str, str], others: Sequ
     oned.update_datastore(store.id, "".join(f"{line}\n" for line in _lines(sure)))
     if len(sure) < len(lost):
         images = [image for image in oned.images() if image.store_id == store.id]
-        marked = mark(oned, oned.datastore(store.id), others, images, lambda path: False)
+        marked = mark(oned, oned.datastore(store.id), others, images, False, lambda path: False)
         if marked.why_not:
             raise SemisharedError(marked.why_not)
     noted_datastores.note(oned.datastore(store.id))

@@ -399,7 +399,7 @@ def mark_store(number: int, is_store: bool) -> Marked:
     ours = [store for store in oned.datastores() if store.driver == NAME and not store.is_system]
     (datastore,) = [store for store in ours if store.id == number]
     others = [store for store in ours if store.id != number]
-    return mark(oned, datastore, others, oned.images(), lambda path: is_store or is_mount(path))
+    return mark(oned, datastore, others, oned.images(), is_store, is_mount)
 
 
 def is_mount(directory: str) -> bool:

@@ -52,11 +52,13 @@ def mark(
     datastore: Datastore,
     others: Sequence[Datastore],
     images: Iterable[Image],
-    is_store: Callable[[str], bool],
+    is_store: bool,
+    is_mount: Callable[[str], bool],
 ) -> Marked:
     """Mark the store of a datastore and tell oned; raise SemisharedError if it is another's, or oned refuses.
 
-    `is_store` tells whether a directory without images is a store.
+    A directory without images is a store by the administrator's word, `is_store`, or where `is_mount` says so
+    of the front-end; a bridge looks at its own mounts.
     """
     access = template.access(datastore)
     lines = "" if access.cloud else CLOUD.line(cloud_of([datastore, *others]))
@@ -69,7 +71,7 @@ def mark(
         if template.bridges(datastore):
             marked = _mark_at_bridge(datastore, directory, others, sources, is_store)
         else:
-            marked = _mark(directory, access.marker, others, sources, is_store)
+            marked = _mark(directory, access.marker, others, sources, lambda path: is_store or is_mount(path))
         if marked.store != access.marker:
             lines += STORE.line(marked.store)
     if lines:
@@ -82,7 +84,7 @@ def _mark_at_bridge(
     directory: str,
     others: Sequence[Datastore],
     sources: Sequence[str],
-    is_store: Callable[[str], bool],
+    is_store: bool,
 ) -> Marked:
     """Have the first bridge mark a store that the front-end need not mount."""
     from ..model.store.datastore_steps import MarkStore
@@ -90,7 +92,7 @@ def _mark_at_bridge(
     from .action import Action
 
     bridge, wanted = template.bridges(datastore)[0], STORE.text(datastore)
-    step = MarkStore(directory, wanted or os.urandom(16).hex(), tuple(sources), is_store(directory))
+    step = MarkStore(directory, wanted or os.urandom(16).hex(), tuple(sources), is_store)
     try:
         with Action("setup", [], Report("setup")).session(bridge) as session:
             (found,) = session.run([step])
@@ -131,21 +133,12 @@ def _doubt(directory: str, sources: Sequence[str], is_store: Callable[[str], boo
     """Return why the directory might not be the store, '' if it is."""
     if not os.path.isdir(directory):
         return f"{directory} is not there"
-    missing = [source for source in sources if not _is_there(source)]
+    missing = [source for source in sources if not marker.is_there(source)]
     if missing:
         return f"{len(missing)} of {len(sources)} images are not in it, e.g. {missing[0]}"
     if not sources and not is_store(directory):
         return f"nothing is mounted at {directory}"
     return ""
-
-
-def _is_there(source: str) -> bool:
-    try:
-        # Opened: a mere stat might be answered from a cache. A link there is no image.
-        os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
-    except OSError:
-        return False
-    return True
 
 
 def is_stock(image: Image) -> bool:

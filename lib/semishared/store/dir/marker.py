@@ -95,6 +95,16 @@ def make_directory(directory: str) -> None:
         raise StoreUnavailable(f"{directory}: {e.strerror}") from None
 
 
+def is_there(source: str) -> bool:
+    """Return True if an image can be opened."""
+    try:
+        # Opened: a mere stat might be answered from a cache. A link there is no image.
+        os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
+    except OSError:
+        return False
+    return True
+
+
 def mark(directory: str, store: str, sources: tuple[str, ...], is_store: bool) -> str:
     """Return the id in the marker of the store at `directory`, here on a bridge; write it unless it is there.
 
@@ -106,7 +116,7 @@ def mark(directory: str, store: str, sources: tuple[str, ...], is_store: bool) -
     if found:
         return found
     node = os.uname().nodename
-    missing = [source for source in sources if not os.path.lexists(source)]
+    missing = [source for source in sources if not is_there(source)]
     if missing:
         raise StoreAbsent(f"{len(missing)} of {len(sources)} images are not on {node}, e.g. {missing[0]}")
     above = {os.path.realpath(path) for path in (directory, os.path.dirname(directory))} - {"/"}
