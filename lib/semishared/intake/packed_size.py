@@ -14,7 +14,7 @@ LARGEST_INDEX = 16 << 20
 """Bytes; a block of xz -T has 24 MiB and 6 to 12 bytes there."""
 ZSTD, SKIPPED = 0xFD2FB528, 0x184D2A50
 MOST_BLOCKS = 32 << 20
-"""Blocks and frames, also those that are skipped: whoever uploads a file says how many."""
+"""Blocks and frames, also those that are skipped: an upload says how many it has."""
 MOST_PADDING = 64 << 10
 """Bytes of zeros behind a stream; each 4 of them are looked at, and xz itself writes none."""
 
