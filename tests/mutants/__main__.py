@@ -35,7 +35,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from mutants import reach
 from mutants.mutate import Mutant, apply, mutants
-from suites import ROOT, SUITES
+from suites import AT_ONCE, ROOT, SUITES
 
 FOLDER = ROOT / "build/mutants"
 PYTHON = "/usr/bin/python3"
@@ -59,6 +59,9 @@ REACH = (
     "system",
     "ceph",
     "cephfs",
+    "trust",
+    "neighbours",
+    "images",
 )
 """Suites of which it is seen what they reach: all but those of bats and of emulated machines. In this order
 their tests are tried.
@@ -137,8 +140,9 @@ def run(
 def reached(content: str, suites: Sequence[str]) -> Dict[str, Dict[str, Any]]:
     """Return per test, in the order to try them, how many seconds it takes and which lines it reaches."""
     parts = {suite: FOLDER / f"reach-{content}-{suite}.json" for suite in suites}
-    with ThreadPoolExecutor(COPIES) as pool:
-        list(pool.map(lambda suite: parts[suite].exists() or _look(suite, parts[suite]), suites))
+    longest_first = sorted(suites, key=list(SUITES).index)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda suite: parts[suite].exists() or _look(suite, parts[suite]), longest_first))
     found: Dict[str, Dict[str, Any]] = {}
     for suite, part in parts.items():
         tests = json.loads(part.read_text())
