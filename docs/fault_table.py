@@ -70,6 +70,8 @@ TITLES = {
     53: "VMs are sent to where they can be deployed",
     54: "A datastore that lost attributes is never another store",
     57: "No attribute of OpenNebula's own drivers is silently ignored",
+    58: "The user reads id, noun and reason first, before all log lines and paths",
+    59: "What oned gets is ASCII",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

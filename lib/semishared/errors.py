@@ -30,16 +30,20 @@ class SemisharedError(Exception):
         super().__init__(detail)
         self.detail = " ".join(detail.split()) or "no detail"
 
-    def line(self) -> str:
-        """Return the one line a user sees."""
+    @property
+    def reason(self) -> str:
+        """Return the detail, the middle of a long one left out."""
         # The reason is at the beginning, or at the end: what a traceback, or ssh behind a banner, says last.
         half = LONGEST_DETAIL // 2
-        detail = (
+        return (
             self.detail
             if len(self.detail) <= LONGEST_DETAIL
             else f"{self.detail[:half]} ... {self.detail[-half:]}"
         )
-        return f"{detail}; {self.remedy} [{self.id}]"
+
+    def line(self) -> str:
+        """Return the one line that an operator sees; what oned gets is opennebula/error_line.py's."""
+        return f"{self.id} {self.reason}; {self.remedy}"
 
 
 class BadArguments(SemisharedError):

@@ -85,7 +85,7 @@ def test_vm_on_ceph_is_taken_over(cloud: Cloud, ceph: Cluster, short_watches: No
         ),
     ):
         done = node.run(argv, user="oneadmin", input=domain, check=False, timeout=120)
-        assert done.returncode == 1 and b"[SS132]" in done.stderr, (argv, done.stderr)
+        assert done.returncode == 1 and b"SS132" in done.stderr, (argv, done.stderr)
     assert h1.run(["virsh", "-q", "-c", "qemu:///system", "list", "--all", "--name"]).stdout.strip() == b""
     assert not [name for name in ceph.images() if name.startswith("one-999")]
     guest.check("vdb", "vdb", 8192, 64)
@@ -134,7 +134,7 @@ def test_a_local_disk_of_a_persistent_image_begins_at_what_was_committed_last(
         path for path in cloud.files(h1, f"{DATASTORES}/101") if re.match(rf"\.kept-{vm}-[0-9a-f]+\Z", path)
     ]
     done = cloud.lab.fe.run([COMMAND, "commit", str(vm)], check=False, timeout=120)
-    assert done.returncode == 1 and b"[SS142]" in done.stderr, done
+    assert done.returncode == 1 and b"SS142" in done.stderr, done
     assert ceph.read(name, 64 << 10, 2048 << 10) == content("new", 2048, 64), (
         "the disk on h2 was committed, that on h1 was not"
     )

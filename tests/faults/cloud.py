@@ -355,7 +355,8 @@ def one_line(done: Done[bytes], *words: str, code: int = 1) -> str:
     assert not any(ANSWERED.match(line) for line in text.splitlines()), f"this line crashes oned: {text}"
     assert done.stdout == b"", f"on stdout: {done.stdout!r}"
     assert all(c.isprintable() for c in plain[0])
-    assert re.search(r"\[SS\d{3}\]$", plain[0]), plain[0]
+    assert re.match(r"SS\d{3} ", plain[0]) and text.splitlines()[0] == plain[0], text
+    assert text.isascii(), text
     for word in words:
         assert word in plain[0], f"{word!r} is not in: {plain[0]}"
     return plain[0]

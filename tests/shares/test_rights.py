@@ -125,7 +125,7 @@ def test_what_only_root_may_do_goes_by_the_lines_of_the_page_and_by_nothing_less
         share_steps.RemoveSnapshot(tree, 7, "one"),
         share_steps.RemoveShare(tree, 7, f"{ROOT}/share-7"),
     ]
-    assert "[SS171]" in user.does(steps[0])
+    assert "SS171" in user.does(steps[0])
     lines = rule(USER).splitlines(keepends=True)
     user.allow("".join(line for line in lines if "/chown" not in line))
     assert user.does(steps[0]) == "" and "chown" in user.does(steps[1])

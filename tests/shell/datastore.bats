@@ -27,7 +27,7 @@ setup() {
         for stdin in *; do
             call "$file" 7 <"$stdin"
             refuses "${file##*/}"
-            says '[SS001]'
+            says 'SS001'
         done
     done
 }

@@ -160,7 +160,7 @@ message() { # message DATASTORE-DIRECTORY [DISKS]: what oned gives to migrate an
     for action in deploy attach_disk detach_disk migrate restore save snapshot_create; do
         call "$vmm/with_records" "$action"
         refuses "$action"
-        says '[SS001]'
+        says 'SS001'
     done
     [ ! -e "$kvm/argv" ]
 }
@@ -188,7 +188,7 @@ share() { # share TM_MAD: the VM has a directory of that driver's for a disk, as
     call "$vmm/deploy" "$vm_dir/deployment.0" h1 7 h1 <"$BATS_TEST_TMPDIR/stdin"
     refuses deploy
     says 'no root of shares'
-    says '[SS175]'
+    says 'SS175'
     [ ! -e "$kvm/argv" ]
     share virtiofs
     forwards deploy "$vm_dir/deployment.0" h1 7 h1

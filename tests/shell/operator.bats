@@ -82,21 +82,21 @@ refused_word() { # refused_word LAST-LINE: exit code 2, nothing on stdout, a usa
     call "$semishared" plan nosuch 1
     one_line 1 'semishared plan: nosuch is no transfer action'
     call "$semishared" plan clone 1
-    one_line 1 'clone: 1 arguments where 4 belong'
+    one_line 1 'clone: SS001 1 arguments where 4 belong'
 }
 
 @test "where no oned answers: 2, and one line with its error" {
     call "$semishared" setup --apply
-    one_line 2 'semishared setup: no OpenNebula session in '
-    says '[SS004]'
+    one_line 2 'semishared setup: SS004 no OpenNebula session in '
+    says 'SS004'
     echo oneadmin:secret >"$HOME/one_auth"
     export ONE_AUTH=$HOME/one_auth
     for words in 'setup --apply' 'caps 100' 'plan clone fe:/d/100/x h1:/d/101/7/disk.0 7 100'; do
         # shellcheck disable=SC2086 # words
         call "$semishared" $words
-        one_line 2 "semishared ${words%% *}: one."
+        one_line 2 "semishared ${words%% *}: SS004 oned does not answer one."
         says "$ONE_XMLRPC"
-        says '[SS004]'
+        says 'SS004'
     done
 }
 

@@ -59,8 +59,8 @@ one_line() { # one_line CODE START: it ended so, with one line on stderr that st
     [[ $stderr == "$2"* && $stderr != *$'\n'* ]] || wrong "not one line that starts with $2"
 }
 
-# Of an action or a hypervisor script: the one line that becomes the user's message ends in an error's id. Log lines may come
-# before it; none begins with a number behind its prefix, which would crash oned.
+# Of an action or a hypervisor script: the one line that becomes the user's message begins with an error's id, and ends in the
+# action's name and what paths there are. Log lines come behind it; none begins with a number behind its prefix, which would crash oned.
 refuses() { # refuses ACTION [CODE]
     local line plain=()
     exits "${2:-1}"
@@ -70,8 +70,9 @@ refuses() { # refuses ACTION [CODE]
         [[ $line =~ ^(ERROR|INFO|WARN|DEBUG):\  ]] || plain+=("$line")
     done <<<"$stderr"
     [ "${#plain[@]}" -eq 1 ] || wrong "${#plain[@]} lines for the user"
-    [[ ${plain[0]} =~ ^"$1: ".*\[SS[0-9]{3}\]$ ]] || wrong "not '$1: ... [SSnnn]'"
-    iconv -f UTF-8 -t UTF-8 <<<"$stderr" >/dev/null || wrong 'not UTF-8'
+    [[ ${plain[0]} =~ ^SS[0-9]{3}\ .*\["$1"(;\ .*)?\]$ ]] || wrong "not 'SSnnn ... [$1]'"
+    [[ ${stderr%%$'\n'*} == "${plain[0]}" ]] || wrong 'log lines stand before the line for the user'
+    iconv -f ASCII -t ASCII <<<"$stderr" >/dev/null || wrong 'not ASCII'
 }
 
 shows_help() { # shows_help COMMAND PROGRAM WORD...: run it; it shows the usage of COMMAND

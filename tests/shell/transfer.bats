@@ -70,13 +70,15 @@ arguments() { # arguments ACTION: sets `good` to arguments of the right shape
     arguments clone
     call "$CHECKOUT/tm/clone" "${good[@]}"
     refuses clone
-    says "no OpenNebula session in $HOME/.one/one_auth"
-    says '[SS004]'
+    begins 'SS004 VM 7 disk 0: no OpenNebula session in '
+    says "[clone; $HOME/.one/one_auth]"
+    says 'SS004'
     echo oneadmin:secret >"$HOME/one_auth"
     ONE_AUTH=$HOME/one_auth call "$CHECKOUT/tm/clone" "${good[@]}"
     refuses clone
-    says "one.vm.info 7 at $ONE_XMLRPC"
-    says '[SS004]'
+    begins 'SS004 VM 7 disk 0: oned does not answer one.vm.info 7: '
+    says "$ONE_XMLRPC"
+    says 'SS004'
 }
 
 @test "an action is called by any name of its path, and takes nothing from where it is called or from PYTHONPATH" {

@@ -179,9 +179,9 @@ def test_a_disk_whose_chain_is_not_plain_is_refused_before_anything_starts(site:
         return host.refuses("deploy", *host.deploy_argv(), stdin=domain.encode())
 
     lies_over("nbd://10.0.0.1/x", "-F", "raw")
-    assert "[SS082]" in refused() and "nbd:" in refused()
+    assert "SS082" in refused() and "nbd:" in refused()
     lies_over("json:{}", "-F", "qcow2")
-    assert "[SS082]" in refused()
+    assert "SS082" in refused()
     lies_over("0", "-F", "qcow2")
     assert "or over itself" in refused()
     lies_over(str(lease), "-F", "vmdk")
@@ -193,7 +193,7 @@ def test_a_disk_whose_chain_is_not_plain_is_refused_before_anything_starts(site:
         file.seek(16)
         file.write((1 << 20).to_bytes(4, "big"))
     # A name that cannot be read is not no name: the guest would see zeros where its data is.
-    assert "[SS082]" in refused()
+    assert "SS082" in refused()
     words = ["-o", f"data_file={world.top}/elsewhere", layer, "1M"]
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *words], check=True)
     assert "data file of its own" in refused()

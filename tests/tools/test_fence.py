@@ -348,7 +348,7 @@ def test_a_host_that_is_back_needs_another_boot_and_is_fenced_anew_the_next_time
 
 def test_the_command_line(cloud: Cloud) -> None:
     done = cloud.site.cli("fence", "h1", code=1)
-    assert "until it is off" in done.stderr and "[SS087]" in done.stderr and done.stdout == ""
+    assert "until it is off" in done.stderr and "SS087" in done.stderr and done.stdout == ""
     assert cloud.site.cli("fence", "h1", "--check", "--json", code=1).stdout.startswith(
         '{"host": "h1", "fenced": false'
     )
@@ -358,7 +358,7 @@ def test_the_command_line(cloud: Cloud) -> None:
     assert "no host 'h9'" in cloud.site.cli("fence", "h9", code=2).stderr
     assert "nobody can shut out himself" in cloud.site.cli("fence", os.uname().nodename, code=2).stderr
     # The name is a word of ssh, and no shell reads it.
-    assert "[SS010]" in cloud.site.cli("fence", "h1", "--lift", code=2).stderr
+    assert "SS010" in cloud.site.cli("fence", "h1", "--lift", code=2).stderr
 
 
 @pytest.mark.fault(42, "a host that OpenNebula monitors, or that answers, is shut out only if that is said")
@@ -424,7 +424,7 @@ def test_a_fence_that_shut_nothing_out_is_lifted_without_a_restart(cloud: Cloud,
     assert cloud.site.cli("fence", "h1", "--lift").stdout == "h1 is in again\n"
     assert (cloud.mark().state, cloud.mark().epoch) == ("lifted", 1)
     cloud.note(plan.Mark("begun", 2, BOOT, 1, "", ("f/10.0.0.3:0/0",)))
-    assert "[SS010]" in cloud.site.cli("fence", "h1", "--lift", code=2).stderr, "it may have lost its disks"
+    assert "SS010" in cloud.site.cli("fence", "h1", "--lift", code=2).stderr, "it may have lost its disks"
 
 
 # -- whose word a mark is

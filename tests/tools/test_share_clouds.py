@@ -82,7 +82,7 @@ def test_a_root_of_another_cloud_is_refused_and_gc_does_not_look_at_what_is_in_i
     # As a version of before has let it take the other's root for its own.
     theirs.oned.datastore_update(SHARES, {"SEMISHARED_STORE": before["id"]})
     for words in (("init", str(SHARES)), ("list",), ("drop", str(SHARES), str(image))):
-        assert "[SS085]" in theirs.cli("share", *words, code=2).stderr
+        assert "SS085" in theirs.cli("share", *words, code=2).stderr
     found, errors = of_shares(theirs, monkeypatch)
     assert not found and len(errors) == 1 and "another OpenNebula's" in errors[0]
     with pytest.raises(ActionFailed, match="another OpenNebula's"):

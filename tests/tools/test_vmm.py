@@ -232,9 +232,9 @@ def test_deploy_without_records_is_the_stock_one_unless_the_domain_has_a_directo
     )
     domain = host.domain.replace(b"</devices>", shared.encode())
     # Neither without a vm.xml, nor with one that says nothing.
-    assert "[SS042]" in host.refuses("deploy", *host.deploy_argv(), stdin=domain)
+    assert "SS042" in host.refuses("deploy", *host.deploy_argv(), stdin=domain)
     (host.vm_dir / "vm.xml").write_text("")
-    assert "[SS001]" in host.refuses("deploy", *host.deploy_argv(), stdin=domain)
+    assert "SS001" in host.refuses("deploy", *host.deploy_argv(), stdin=domain)
     (host.vm_dir / "vm.xml").write_text("<VM/>")
     assert source in host.refuses("deploy", *host.deploy_argv(), stdin=domain)
     theirs = domain.replace(b"share-42", b"theirs")
@@ -508,7 +508,7 @@ def test_attach_of_a_disk_on_ceph(host: Host) -> None:
 @pytest.mark.parametrize("stdin", [b"", b"<domain>", b"<!DOCTYPE domain><domain/>", b"<a/>"])
 def test_deploy_refuses_what_is_no_domain(host: Host, stdin: bytes) -> None:
     host.add_local(0)
-    assert "[SS001]" in host.refuses("deploy", *host.deploy_argv(), stdin=stdin)
+    assert "SS001" in host.refuses("deploy", *host.deploy_argv(), stdin=stdin)
 
 
 def test_deploy_of_a_moved_vm_names_the_new_directory(host: Host) -> None:
@@ -662,7 +662,7 @@ def test_migration_with_a_local_disk_names_it_and_does_nothing(host: Host, how: 
     host.add_local(1, how)
     libvirt(host, live_disk(host.image, "vda"), live_disk(f"{host.spelled}/disk.1", "vdb"))
     said = host.refuses("migrate", *MIGRATE_ARGV, stdin=migrate_stdin(host))
-    assert f"disk 1 ({how})" in said and "[SS041]" in said
+    assert f"disk 1 ({how})" in said and "SS041" in said
 
 
 @needs_libvirt

@@ -57,7 +57,7 @@ def test_error_says_what_it_is_and_what_to_do(error: type[errors.SemisharedError
     assert error.__doc__ is not None
     assert error.__doc__.rstrip().endswith(".")
     assert not error.remedy.endswith(".")
-    assert error("what happened").line() == f"what happened; {error.remedy} [{error.id}]"
+    assert error("what happened").line() == f"{error.id} what happened; {error.remedy}"
 
 
 @given(st.text())

@@ -342,7 +342,7 @@ class Sessions:
             ["h2, where VM 5 belongs, cannot be asked: h2 has said nothing for 25 s", "removed", ""],
             "h2",
         ),
-        ("h1", ["h1 has said nothing for 25 s; ", "not reached", ""], "h1"),
+        ("h1", ["SS010 h1 has said nothing for 25 s; ", "not reached", ""], "h1"),
     ],
 )
 def test_what_becomes_of_the_rest_where_a_machine_is_lost(

@@ -133,10 +133,10 @@ def test_host_that_leaves_while_it_reads_an_image_is_replaced(monkeypatch: pytes
     answers = {"h0": HAS._replace(trouble="not mounted"), **answers}
     noted: List[object] = []
     staging = session({"h1": [A]})
-    staging.hosts.tell = lambda **event: noted.append((event["host"], str(event["text"])[:10]))
+    staging.hosts.tell = lambda **event: noted.append((event["host"], str(event["text"])[:16]))
     assert staging._read_whole(A, answers) == ("h3", "f" * 32)
     assert asked == ["h1", "h2", "h3"]
-    assert noted == [("h1", "h1 is gone"), ("h2", "h2 is gone")]
+    assert noted == [("h1", "SS010 h1 is gone"), ("h2", "SS010 h2 is gone")]
     with pytest.raises(HostUnreachable, match="h2"):
         session({"h1": [A]})._read_whole(A, {host: answers[host] for host in ("h1", "h2")})
 

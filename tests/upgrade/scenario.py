@@ -65,7 +65,7 @@ def judged(old: Old, calls: Sequence[refusal.Call]) -> List[str]:
         line = refusal.refusal(old, call)
         if call.action == "failmigrate" and line == refusal.DONE:
             continue  # nothing is at the target, and nobody else had to be asked
-        if "[SS011]" not in line or SYNC not in line or versions.RELEASE not in line:
+        if "SS011" not in line or SYNC not in line or versions.RELEASE not in line:
             complaints.append(f"{call.action} {' '.join(call.words)}: {line}")
         after = old.everything()
         complaints += [

@@ -85,7 +85,7 @@ class Action:
 
     def answering(self, machine: str, steps: tuple[Step, ...]) -> ContextManager[Answer]:
         """Return a context that yields the answerer of a machine that lacks a base, or room, for `steps`."""
-        return answering(root_of(steps), machine, self.config)
+        return answering(root_of(steps), machine, self.config, self.report.warn)
 
     def tell(self, machine: str, moved: dict[str, int]) -> None:
         """Log the bytes that were moved."""
@@ -273,8 +273,12 @@ def carry_out(plan: Part[T], action: Action) -> T:
 
 
 @contextmanager
-def answering(root: str, host: str, config: Config) -> Iterator[Answer]:
+def answering(
+    root: str, host: str, config: Config, warn: Callable[[str], None] | None = None
+) -> Iterator[Answer]:
     """Yield the answerer of `host`, with base store `root`; at the end, note which bases the host has.
+
+    `warn` says what becomes of holders of locks that show no life.
 
     What knows about staging is loaded only when the host asks: most actions are warm.
     """
@@ -283,6 +287,10 @@ def answering(root: str, host: str, config: Config) -> Iterator[Answer]:
     def answer(question: dict[str, object]) -> object:
         from . import questions
 
+        if warn:
+            from ..tools import locks
+
+            locks.say = warn
         asked.add(str(question.get("name", "")))
         return questions.answer(root, question, host, config)
 

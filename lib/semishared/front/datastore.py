@@ -16,10 +16,11 @@ from ..model.disk import names as disk_names
 from ..model.exchange import Part
 from ..model.store import dir_names, template
 from ..named import NamedTuple
+from ..opennebula.args import Subject
 from ..opennebula.report import Report
 from ..opennebula.xml import Datastore, DriverData, Image
 from ..plan.store import datastore as plans
-from ..tools import progress
+from ..tools import locks, progress
 from ..units import GiB
 from .action import Action, carry_out
 
@@ -83,6 +84,8 @@ def planned(action: Action) -> Part[str]:
         raise BadArguments("no id")
     progress.limit_s = action.config.hosts_standstill_timeout_s
     data, most = DriverData(sys.stdin.buffer.read()), action.config.images_max_virtual_size_gib * GiB
+    action.report.subject = lambda: _subject(data)
+    locks.say = action.report.warn
     asked = plans.Asked(
         data.image,
         _with_configured(action, data.datastore),
@@ -95,6 +98,15 @@ def planned(action: Action) -> Part[str]:
     work = Work(action, asked)
     action.here = lambda step: table.carry_out(step, work)
     return plans.planned(action.name, asked)
+
+
+def _subject(data: DriverData) -> Subject:
+    """Return what an action is about: an image, or a datastore where the image has no id yet."""
+    image, datastore = data.image, data.datastore
+    store, own = f"datastore {datastore.id}", f"image {image.id}"
+    named = ((datastore.base_path, store), (image.source, own))
+    names = {os.path.normpath(path): what for path, what in named if path}
+    return Subject(store if image.id < 0 else own, names=names)
 
 
 def _with_configured(action: Action, datastore: Datastore) -> Datastore:

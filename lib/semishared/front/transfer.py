@@ -48,13 +48,15 @@ def planned(action: Action) -> Plan:
     words, first, row = table.ACTIONS[action.name]
     shape, _, parse = words.partition(".")
     asked = getattr(getattr(args, shape), parse)(action.argv)
+    found = {"action": action, "asked": asked}
+    action.report.subject = lambda: _subject(found)
     if first:
         action.expects(getattr(asked, first).host)
     planner, config = table.loaded(row), action.config
-    found = {"action": action, "asked": asked, "freeze": config.freeze, "options": config.overlays_options}
+    found.update(freeze=config.freeze, options=config.overlays_options)
     wanted = planner.__code__.co_varnames[: planner.__code__.co_argcount]
     if not set(wanted) <= set(found):
-        found.update(_asked_of_oned(action, asked, planner))
+        _ask_oned(found, planner)
     if "file_systems" in wanted and found["disk"].file_system:
         from . import stock_conf
 
@@ -63,16 +65,25 @@ def planned(action: Action) -> Plan:
     return plan
 
 
-def _asked_of_oned(action: Action, asked: Any, planner: Callable[..., Plan]) -> dict[str, Any]:
+def _subject(found: dict[str, Any]) -> args.Subject:
+    """Return what an action is about, as far as it is known by now."""
+    disk = found.get("disk")
+    return args.of_words(found["asked"], disk.image_id if disk else -1)
+
+
+def _ask_oned(found: dict[str, Any], planner: Callable[..., Plan]) -> None:
+    """Add to `found` the objects of oned that a planner wants."""
     from ..opennebula.oned import Oned
 
+    action, asked = found["action"], found["asked"]
     oned, place = Oned(), asked.target if "target" in asked._fields else asked.disk
     wanted = planner.__annotations__
     if place.disk is None and wanted.get("disk") == "Optional[Disk]":
-        return {"disk": None, "image": None, "datastore": _marked(action, oned.datastore(asked.store))}
+        found.update(disk=None, image=None, datastore=_marked(action, oned.datastore(asked.store)))
+        return
     vm = oned.vm(place.vm_place.vm)
     action.seq = vm.seq
-    found: dict[str, Any] = {"vm": vm}
+    found["vm"] = vm
     if "disk" in wanted:
         found["disk"] = vm.disk(place.disk or 0)
     if "image" in wanted:
@@ -80,7 +91,6 @@ def _asked_of_oned(action: Action, asked: Any, planner: Callable[..., Plan]) -> 
         found["datastore"] = _marked(action, oned.datastore(found["image"].store_id))
     if action.name in MAKE:
         _refuse_stock(found)
-    return found
 
 
 MAKE = ("clone", "ln", "mkimage")

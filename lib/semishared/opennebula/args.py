@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Iterable, Mapping
 
 from ..errors import BadArguments
 from ..named import NamedTuple
@@ -309,3 +310,31 @@ class Restore(NamedTuple):
         _count(argv, 5)
         increment, disk = (-1 if text == "-1" else number(text, "increment or disk") for text in argv[3:])
         return cls(_vm_dir(argv[0], argv[1]), number(argv[2], "image id"), increment, disk)
+
+
+class Subject(NamedTuple):
+    """What an action is about."""
+
+    noun: str
+    """`VM 12 disk 0`, `VM 12`, `image 7` or `datastore 100`."""
+    vm: int = -1
+    names: Mapping[str, str] = {}
+    """What is at a path, or at POOL/IMAGE, in a user's words: `image 7`, `VM 12`, `datastore 100`."""
+
+
+def of_words(asked: Iterable[object], image: int = -1) -> Subject:
+    """Return what a transfer action with these words (opennebula/args.py) is about; `image`: the disk's."""
+    words = tuple(asked)
+    disk = next((word for word in words if isinstance(word, DiskPlace)), None)
+    places = [word for word in words if isinstance(word, VmPlace)] + ([disk.vm_place] if disk else [])
+    vm = places[0].vm
+    noun = f"VM {vm}"
+    names = {place.path: noun for place in places}
+    source = next((word for word in words if isinstance(word, str) and "/" in word), "")
+    if source:
+        names[source] = f"image {image}" if image >= 0 else "its image"
+        if source.startswith("/") and hasattr(asked, "store"):
+            names[os.path.dirname(source)] = f"datastore {asked.store}"
+    if disk:
+        noun = f"{noun} {disk.name if disk.disk is None else f'disk {disk.disk}'}"
+    return Subject(noun, vm, names)

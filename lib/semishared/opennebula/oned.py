@@ -194,7 +194,7 @@ class Oned:
         try:
             self._server = Endpoint(self.endpoint, TIMEOUT_S)
         except RpcFailed as e:
-            raise OnedUnavailable(f"endpoint {self.endpoint}: {e}") from None
+            raise OnedUnavailable(f"not an endpoint of oned: {e}: {self.endpoint}") from None
 
     def vm(self, vm_id: int) -> Vm:
         return Vm.parse(self._ask("one.vm.info", vm_id))
@@ -295,7 +295,7 @@ class Oned:
         try:
             answer = self._server.ask(method, self._session, *arguments)
         except (OSError, RpcFailed) as e:
-            raise OnedUnavailable(f"{what} at {self.endpoint}: {type(e).__name__}: {e}") from None
+            raise OnedUnavailable(f"oned does not answer {what}: {e} ({self.endpoint})") from None
         if not isinstance(answer, list) or len(answer) < 2 or not isinstance(answer[1], (str, int)):
             raise OnedUnavailable(f"{what}: answer not understood")
         if answer[0] is not True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a process: of this one, at once, and of a child within a time limit."""
+"""The end of a process: of this one, at once or awaited by a child, and of a child within a time limit."""
 
 from __future__ import annotations
 
@@ -37,6 +37,42 @@ def ended(code: int) -> int:
     except (OSError, ValueError):
         code = code or NOT_SAID
     os._exit(code)
+
+
+def written_after(text: bytes) -> None:
+    """Have a child write `text` to stderr when this process, or the program that replaces it, has ended.
+
+    It is written at once where a process cannot be awaited (a kernel before 5.3).
+    """
+    try:
+        fd = os.pidfd_open(os.getpid())
+    except (OSError, AttributeError):
+        os.write(2, text)
+        return
+    if os.fork():
+        os.close(fd)
+        return
+    try:
+        from select import POLLIN, poll
+
+        # The locks of this process end with it, and no reader of stdout waits for the child.
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in (2, fd):
+                _closed(int(name))
+        waiting = poll()
+        waiting.register(fd, POLLIN)
+        waiting.poll()
+        os.write(2, text)
+    finally:
+        os._exit(0)
+
+
+def _closed(fd: int) -> None:
+    """Close a file descriptor, unless it is closed."""
+    try:
+        os.close(fd)
+    except OSError:
+        pass
 
 
 def ended_within(program: Program, limit_s: float) -> int | None:

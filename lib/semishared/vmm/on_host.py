@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Callable, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, Dict, NoReturn
 
 from ..errors import BadArguments, StoreUnavailable, ToolMissing, here
 from ..model.disk import names as disk_names
@@ -19,10 +19,11 @@ from ..named import NamedTuple
 from ..opennebula.report import Report, caught
 from ..plan.vm.hypervisor import MESSAGE, PLANNERS, READ, Asked, forwarded, planned
 from ..table import carry_out
-from ..tools.ending import ended
+from ..tools.ending import ended, written_after
 from . import records
 
 if TYPE_CHECKING:
+    from ..opennebula.args import Subject
     from ..model.base.steps import Rehearsed, RehearseHypervisor
 
 CHECKPOINT_S = 60
@@ -38,6 +39,12 @@ class Work(NamedTuple):
     """The action's stdin."""
     say: Callable[[str], None] = lambda _: None
     """Writes a line to the log."""
+    warn: Callable[[str], None] = lambda _: None
+    """The same, of what is wrong."""
+    held: Callable[[], bytes] = bytes
+    """Returns the lines for the log that are not written yet."""
+    names: Dict[str, str] = {}
+    """What is at a path, in a user's words."""
 
 
 def read_vm(vm_dir: str) -> str | None:
@@ -51,11 +58,13 @@ def read_vm(vm_dir: str) -> str | None:
         raise BadArguments(str(e)) from None
 
 
-def recover(vm_dir: str, domain: str) -> None:
+def recover(vm_dir: str, domain: str, warn: Callable[[str], None]) -> None:
     """Take the turn, and end what other actions have begun in a VM's disks."""
     from ..disk import recovery
     from ..guest import job_lock
+    from ..tools import locks
 
+    locks.say = warn
     # A detach or move that oned does not know of may be at work; it is killed.
     job_lock.take(int(os.path.basename(vm_dir)), vm_dir)
     recovery.recover(vm_dir, domain)
@@ -76,8 +85,9 @@ def io_limits() -> dict[str, tuple[int, int]]:
     return load().io_limits
 
 
-def check_share(step: CheckShare, scripts: str) -> tuple[str, bool]:
+def check_share(step: CheckShare, scripts: str, names: Dict[str, str]) -> tuple[str, bool]:
     """Return the program that serves a share to a guest, and True if it is a registered directory."""
+    names[step.source] = f"image {step.image}"
     from ..share import attached, inspection
     from ..tools.hung_store import LIMIT_S, unless_its_process_hangs
     from . import virtiofsd
@@ -116,8 +126,12 @@ def write_checkpoint(path: str, xml: str) -> None:
     libvirtd.call(what, lambda libvirt: libvirt.saveImageDefineXML(path, xml, 0), timeout_s=CHECKPOINT_S)
 
 
-def become_stock(step: BecomeStock, scripts: str, received: bytes) -> NoReturn:
-    """Replace this process by the action's stock script."""
+def become_stock(step: BecomeStock, scripts: str, received: bytes, held: Callable[[], bytes]) -> NoReturn:
+    """Replace this process by the action's stock script.
+
+    OpenNebula 6.10 shows a user the beginning of stderr: if the script fails, that has to be its reason, and
+    the lines of this process come after it.
+    """
     argv, stock = list(step.argv), f"{scripts}/../kvm/{step.action}"
     if step.message:
         import base64
@@ -126,6 +140,9 @@ def become_stock(step: BecomeStock, scripts: str, received: bytes) -> NoReturn:
     given = step.stdin.encode() or received
     if given:
         _stdin_is(given)
+    lines = held()
+    if lines:
+        written_after(lines)
     try:
         os.execv(stock, [stock, *argv])
     except OSError as e:
@@ -149,7 +166,9 @@ def run(here: str, argv: list[str]) -> int:
 
     def act(report: Report) -> int:
         asked = Asked(name, tuple(argv[1:]), sys.stdin.buffer.read() if name in READ else b"")
-        work = Work(here, asked.stdin, report.info)
+        names: Dict[str, str] = {}
+        report.subject = lambda: _subject(asked, names)
+        work = Work(here, asked.stdin, report.info, report.warn, report.held, names)
 
         def do(wanted: Exchange) -> Any:
             if isinstance(wanted, Here):
@@ -163,6 +182,20 @@ def run(here: str, argv: list[str]) -> int:
         return 0
 
     return ended(caught(name if name in PLANNERS else "with_records", act))
+
+
+def _subject(asked: Asked, known: Dict[str, str]) -> Subject | None:
+    """Return what an action is about, None as long as its words do not say."""
+    from ..opennebula.args import Subject
+
+    try:
+        vm = os.path.basename(asked.vm_dir)
+    except BadArguments:
+        return None
+    if not vm.isascii() or not vm.isdigit():
+        return None
+    names = {**known, **dict.fromkeys((asked.vm_dir, os.path.normpath(asked.vm_dir)), f"VM {vm}")}
+    return Subject(f"VM {vm}", int(vm), names)
 
 
 def rehearse(step: RehearseHypervisor) -> Rehearsed:

@@ -58,9 +58,9 @@ class Hearing:
             if message.get("event") != "alive":
                 answers.heard(self._host, self._steps, message)
         elif not self._may_send:
-            raise FalseAnswer(f"{self._host} has sent data that nobody has asked for")
+            raise FalseAnswer(f"host {self._host} has sent data that nobody has asked for")
         if self._count > MOST_SAID or kept > MOST_KEPT:
-            raise FalseAnswer(f"{self._host} talks without end")
+            raise FalseAnswer(f"host {self._host} talks without end")
 
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class Session:
             self._writer.send_data(chunk)
         except BrokenPipeError:
             self.finish()
-            raise HostFailed(f"{self.host} stopped listening") from None
+            raise HostFailed(f"host {self.host} stopped listening") from None
 
     def read(self, within_s: float | None = None) -> Message:
         """Return the next chunk or message, without signs of life and warnings; raise the host's error.
@@ -313,7 +313,7 @@ class Session:
 
     def _silent(self) -> HostUnreachable:
         return HostUnreachable(
-            f"{self.host} has said nothing for {self._config.hosts_silence_timeout_s} s during {self._action}"
+            f"host {self.host} has said nothing for {self._config.hosts_silence_timeout_s} s during {self._action}"
         )
 
     def _wait_to_write(self) -> None:
@@ -358,10 +358,10 @@ class Session:
         greeting = bytes(self._reader.greeting[:200])
         if code == 255:
             times = f" ({self._refusals} times: MaxStartups of its sshd?)" if self._refusals > 1 else ""
-            return HostUnreachable(f"{self.host}: {said or 'ssh gave no reason'}{times}")
+            return HostUnreachable(f"host {self.host}: {said or 'ssh gave no reason'}{times}")
         if "can't open file" in said or code in (126, 127):
-            return HostOutdated(f"semishared is not installed on {self.host}")
+            return HostOutdated(f"host {self.host} has no semishared installed")
         if greeting and not said:
             said = f"only its login shell has said something: {greeting!r}"
         what = f"ended with code {code} during {self._action}"
-        return HostFailed(f"{self.host} {what}: {said or 'it said nothing'}")
+        return HostFailed(f"host {self.host} {what}: {said or 'it said nothing'}")
