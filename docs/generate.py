@@ -24,9 +24,11 @@ ERRORS = """<!-- Generated from lib/semishared/errors.py by `make docs`. -->
 
 Look up what an error means and what to do. An action that fails ends with one line, which OpenNebula shows as the ERROR of the VM or image:
 
-    clone: DETAIL; WHAT TO DO [ID]
+    ID WHAT IT IS ABOUT: REASON; WHAT TO DO [ACTION; COMMAND; PATHS]
 
-Exit code 1 means refused or failed as described here, 2 a defect of semishared (its traceback is in the log lines).
+OpenNebula keeps the first 100 characters of a VM's ERROR, 39 of them its own: id, what it is about (`image 7`, `VM 12 disk 0`,
+`datastore 100`, `host h1`) and the reason are in the 61 that follow. The VM's log has all of it. The operator's command says
+`COMMAND: ID REASON; WHAT TO DO`. Exit code 1 means refused or failed as described here, 2 a defect of semishared (its traceback is in the log lines).
 Ids are stable.
 
 | id | what it is | what to do |

@@ -92,7 +92,7 @@ class HostFailed(SemisharedError):
     """The host side ended without an answer."""
 
     id = "SS012"
-    remedy = "look at the ERROR lines of the VM log, then retry"
+    remedy = "what that host has said last is in the line: mend it, then retry"
 
 
 class MissingImage(SemisharedError):
@@ -190,7 +190,7 @@ class ToolFailed(SemisharedError):
     """A program (qemu-img, tar, mkfs ...) that reported failure."""
 
     id = "SS031"
-    remedy = "look at the ERROR lines of the VM log for its output"
+    remedy = "mend what the program says, then retry"
 
 
 class ToolMissing(SemisharedError):

@@ -52,7 +52,7 @@ def stale(cloud: Cloud, vm: int, source: str) -> str:
         domain = cloud.lab.fe.path(f"/var/lib/one/vms/{vm}/{deployment}").read_bytes()
         done = node.run(argv, user="oneadmin", input=domain, check=False, timeout=120)
         assert done.returncode == 1, (argv, done.stderr)
-        said.append(done.stderr.decode().strip().splitlines()[-1])
+        said.append(done.stderr.decode().splitlines()[0])
     assert h1.run(["virsh", "-q", "-c", "qemu:///system", "list", "--all", "--name"]).stdout.strip() == b""
     assert not cloud.lab.fe.path(source).exists()
     return "\n".join(said)

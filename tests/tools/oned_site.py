@@ -102,7 +102,7 @@ class ActionSite:
         try:
             work(*words)
         except ActionFailed as e:
-            assert f"[{error}]" in str(e), str(e)
+            assert str(e).startswith(f"{error} "), str(e)
             return str(e)
         raise AssertionError(f"not refused: {words}")
 

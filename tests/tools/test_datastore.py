@@ -93,8 +93,8 @@ class Store:
             if not line.startswith(("INFO: ", "WARN: ", "ERROR: "))
         ]
         assert len(plain) == 1, plain
-        assert plain[0].startswith(f"{action}: ")
-        assert plain[0].endswith(f"[{error_id}]"), plain[0]
+        assert done.stderr.decode().splitlines()[0] == plain[0], "log lines come behind it"
+        assert plain[0].startswith(f"{error_id} ") and f"[{action}" in plain[0], plain[0]
         for word in words:
             assert word in plain[0]
         assert self.files() == before

@@ -187,7 +187,8 @@ class Host:
         assert done.returncode == 1 and done.stdout == b"" and self.got(action) is None
         lines = done.stderr.decode().splitlines()
         plain = [line for line in lines if not line.startswith(("ERROR: ", "WARN: ", "INFO: "))]
-        assert len(plain) == 1 and plain[0].startswith(f"{action}: "), lines
+        assert len(plain) == 1 and plain[0] == lines[0], lines
+        assert re.match(r"SS\d{3} [a-zA-Z]", plain[0]) and f"[{action}" in plain[0], plain
         return plain[0]
 
     @property

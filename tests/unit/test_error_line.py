@@ -47,6 +47,8 @@ def shown(error: errors.SemisharedError, subject: Subject = SUBJECT) -> str:
         (f"{VM}4 is not there", "SS020 VM 12 disk 0: 124 is not there; "),
         ("/var/lib/one/datastores/100 is empty", "SS020 datastore 100 is empty; "),
         ("disk 3 has no record", "SS020 VM 12 disk 3 has no record; "),
+        (f"disk 3: {VM}/disk.3 is no link", "SS020 VM 12 disk 3 is no link; "),
+        (f"disk 3: {VM}/disk.4 is no link", "SS020 VM 12 disk 3: VM 12 disk 4 is no link; "),
         (f"disk 3 of {VM} has no record", "SS020 disk 3 of VM 12 has no record; "),
         ("host h1 ended with code 1", "SS020 host h1 ended with code 1; "),
         ("404 is not a number", "SS020 VM 12 disk 0: 404 is not a number; "),
@@ -60,7 +62,8 @@ def shown(error: errors.SemisharedError, subject: Subject = SUBJECT) -> str:
             "SS020 VM 12 disk 0: qemu-img: Could not open 'image 7': Bad (exit code 1); ",
         ),
         ("sudo -n rm x: exit code 1: said nothing", "SS020 VM 12 disk 0: sudo: said nothing (exit code 1); "),
-        ("it is not there: " + "x" * 30 + IMAGE, "SS020 VM 12 disk 0: it is not there: " + "x" * 30 + IMAGE),
+        ("h1:/var/lib/one/x is no place", "SS020 VM 12 disk 0: h1:/var/lib/one/x is no place; "),
+        (f"it is not there: {'x' * 40} {IMAGE}", f"SS020 VM 12 disk 0: it is not there: {'x' * 40} {IMAGE}; "),
     ],
 )
 def test_words_of_the_user_are_in_the_place_of_paths(detail: str, said: str) -> None:

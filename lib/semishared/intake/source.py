@@ -133,7 +133,7 @@ def check_sums(path: str, checksums: dict[str, str], name: str) -> None:
     for kind, wanted in checksums.items():
         found = checksum(path, kind)
         if found != wanted.strip().lower():
-            raise ChecksumMismatch(f"{name}: {kind} is {found}, not {wanted}")
+            raise ChecksumMismatch(f"{name} has another {kind} than was given: {found}, not {wanted}")
 
 
 def checksum(path: str, kind: str) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The line of a failed action as oned gets it: the error's id, what it is about, the reason; paths last.
 
-oned shows the first 100 characters of an error, 39 of them its own ("Error executing image transfer script:
+oned keeps the first 100 characters of a VM's error, 39 of them its own ("Error executing image transfer script:
 "). In the 61 that remain a user has to find which error it is, which VM, disk, image or datastore it is
 about, and why. Code deep in a store or on a host knows the path of an image alone, and its detail names that.
 oned's arguments say what is at that path: so the words are put in its place here, once for all details, and
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from .args import Subject
 
 SHOWN = 61
-"""Characters of the user's line that oned shows at once."""
+"""Characters of the user's line that oned keeps."""
 SHORT = 16
 """Characters of a path or name that may stay before the reason."""
 LONGEST_SERVER = 30
 """Characters of a server's name that stay."""
-_PATH = r"(?<![\w./:@~\-])/[^\s,;'\"()\[\]]+"
-_URL = r"[a-z][a-z0-9+.\-]*://[^\s,;'\"()\[\]]+"
+_REST = r"[^\s,;'\"()\[\]]+"
+_ALONE = r"(?<![\w./:@~\-])"
+_PATH = rf"{_ALONE}/{_REST}"
+_URL = rf"[a-z][a-z0-9+.\-]*://{_REST}"
 _COMMAND = r"(\S+)( .*?)?: (exit code \d+|killed by signal \d+): (?=.)"
 _NOUN = r"(?:VM|image|datastore|backup) \d+\b|host [A-Za-z0-9]|disk \d+ of VM \d+\b"
 
@@ -48,6 +50,7 @@ def rendered(error: SemisharedError, action: str, subject: Subject | None) -> st
 
 def _with_noun(said: str, noun: str) -> str:
     """Return what is said with `noun` before it, unless it begins with one that a user knows."""
+    said = re.sub(r"\Adisk (\d+): (?=VM \d+ disk \1\b)", "", said)
     if re.match(_NOUN, said) or said.startswith(noun):
         return said
     vm = re.match(r"VM \d+", noun)
@@ -69,9 +72,9 @@ def _reason_first(detail: str) -> tuple[str, list[str]]:
 
 def _paths_last(detail: str, names: Mapping[str, str], shown: int) -> tuple[str, list[str]]:
     """Return a detail with words in the place of long paths among its first characters, and these paths."""
-    known = "".join(f"|{re.escape(name)}(?![\\w/\\-])" for name in names if not name.startswith("/"))
+    known = "".join(_pattern(name) for name in sorted(names, key=len, reverse=True))
     said, at, paths = "", 0, []
-    for match in re.finditer(f"{_URL}|{_PATH}{known}", detail):
+    for match in re.finditer(f"{known}{_URL}|{_PATH}", detail):
         path = match.group().rstrip(".:")
         said, at = said + detail[at : match.start()], match.start()
         if len(said) >= shown:
@@ -83,6 +86,12 @@ def _paths_last(detail: str, names: Mapping[str, str], shown: int) -> tuple[str,
             said, at = said + words, at + len(path)
             paths += [path] if path not in paths else []
     return said + detail[at:], paths
+
+
+def _pattern(name: str) -> str:
+    """Return what matches a name and, if it is a path, what is below it."""
+    below = rf"(?:(?:{re.escape(disk_names.layers(''))})?/{_REST})?" if name.startswith("/") else ""
+    return rf"{_ALONE}{re.escape(name)}{below}(?![\w/\-])|"
 
 
 def _words(path: str, names: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ This is the only place that catches everything.
 Lines `SEV: text` become log lines, every other line is glued into the message the user sees. A text that
 begins with a number is taken for a VM id and can crash oned, so every text begins with the action's name.
 
-OpenNebula 6.10 glues in the log lines too, in the order written, and oned shows the first 100 characters of all.
+OpenNebula 6.10 glues in the log lines too, in the order written, and oned keeps the first 100 characters.
 So the log lines of an action are held until it ends, and the user's line is written before them. oned reads
 stderr at the end of the action at any rate. A process that is killed takes its held lines along: so what
 an operator needs later is never in a line alone (`semishared status` and `gc` list it).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a process: of this one, at once or awaited by a child, and of a child within a time limit."""
+"""The end of a process: of this one, at once or after another program, and of a child within a time limit."""
 
 from __future__ import annotations
 
@@ -40,31 +40,24 @@ def ended(code: int) -> int:
 
 
 def written_after(text: bytes) -> None:
-    """Have a child write `text` to stderr when this process, or the program that replaces it, has ended.
+    """Return in a child, which is to become another program; write `text` to stderr when that has ended.
 
-    It is written at once where a process cannot be awaited (a kernel before 5.3).
+    This process waits for it, and ends as it does: for who has started this one, nothing is different.
     """
-    try:
-        fd = os.pidfd_open(os.getpid())
-    except (OSError, AttributeError):
-        os.write(2, text)
+    child = os.fork()
+    if not child:
         return
-    if os.fork():
-        os.close(fd)
-        return
+    code = NOT_SAID
     try:
-        from select import POLLIN, poll
-
-        # The locks of this process end with it, and no reader of stdout waits for the child.
+        # The locks that this process has are the program's no more, as if this process had become it.
         for name in os.listdir("/proc/self/fd"):
-            if int(name) not in (2, fd):
+            if int(name) > 2:
                 _closed(int(name))
-        waiting = poll()
-        waiting.register(fd, POLLIN)
-        waiting.poll()
+        status = os.waitpid(child, 0)[1]
+        code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         os.write(2, text)
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def _closed(fd: int) -> None:

@@ -140,11 +140,15 @@ def become_stock(step: BecomeStock, scripts: str, received: bytes, held: Callabl
     given = step.stdin.encode() or received
     if given:
         _stdin_is(given)
-    lines = held()
+    words = [stock, *argv]
+    lines = held() if os.access(stock, os.X_OK) else b""
     if lines:
+        from ..tools.run import DIES_WITH_US
+
         written_after(lines)
+        words = [*DIES_WITH_US, *words]
     try:
-        os.execv(stock, [stock, *argv])
+        os.execvp(words[0], words)
     except OSError as e:
         raise ToolMissing(f"OpenNebula's own script {os.path.normpath(stock)}: {e.strerror}") from None
 

@@ -332,7 +332,7 @@ class MergeDeltas(Step[None]):
 
 class AllowMigration(Step[None]):
     """Leave the proof, for vmm/migrate, that both hosts see the same stores; `brought`: what was made ready,
-    for the VM's log.
+    for the log.
     """
 
     vm: int
