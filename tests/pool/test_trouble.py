@@ -73,7 +73,7 @@ def wrong(cloud: Site) -> dict[str, str]:
 
 
 def cannot_start(cloud: Site, vm: int, path: str, why: str) -> None:
-    with pytest.raises(ActionFailed, match=re.escape(f"on the device {path} of h1, which {why}") + ".*SS161"):
+    with pytest.raises(ActionFailed, match=rf"SS161 (?=.* of h1, which {re.escape(why)}).*{path}"):
         cloud.oned.vm_resume(vm)
 
 

@@ -204,9 +204,7 @@ def test_a_registered_directory_without_its_image_is_forgotten_and_stays(
     on(share_steps.MakeShare(tree, Share(777, 0, 1, 0, directory=str(allowed))))
     place = shares.root / "share-777"
     (place / "file").write_text("somebody's")
-    assert (
-        "SS043" in shares.site.cli("share", "drop", str(SHARES), "777", code=2).stderr and allowed.is_dir()
-    )
+    assert "SS043" in shares.site.cli("share", "drop", str(SHARES), "777", code=2).stderr and allowed.is_dir()
     (place / "file").unlink()
     shares.site.cli("share", "drop", str(SHARES), "777")
     assert allowed.is_dir() and not place.exists() and not shares.listed()

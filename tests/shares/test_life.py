@@ -157,10 +157,10 @@ def test_guests_are_given_a_directory_that_was_there_before_as_its_owners_users_
     )
     shares.oned.vm_poweroff(vm, hard=True)
     h1.run(["umount", "-l", DATA], user="root")
-    with pytest.raises(ActionFailed, match=rf"SS175 .*{DATA} on h1 is mounted without nosuid"):
+    with pytest.raises(ActionFailed, match=rf"SS175 (?=.* on h1 is mounted without nosuid).*{DATA}"):
         shares.oned.vm_resume(vm)
     h1.run(["mount", "-t", "tmpfs", "-o", "nosuid,nodev", "another", DATA], user="root")
-    with pytest.raises(ActionFailed, match=rf"SS020 .*{DATA}/mine on h1 is not there"):
+    with pytest.raises(ActionFailed, match=rf"SS020 (?=.* on h1 is not there).*{DATA}/mine"):
         shares.oned.vm_resume(vm)
     shares.cloud.terminate(vm)
     for image in (work, read):
@@ -214,7 +214,7 @@ def test_a_file_system_that_hangs_holds_nobody_up_and_one_line_says_so(standing:
             assert "hangs: no answer" in str(shares.says(*words, codes=(2,))["errors"])
         assert time.monotonic() - since < PROMPT_S
         since = time.monotonic()
-        with pytest.raises(ActionFailed, match=f"{ROOT}/share-{standing.image} on h2 hangs"):
+        with pytest.raises(ActionFailed, match=f"image {standing.image} on h2 hangs"):
             shares.oned.vm_resume(standing.two)
         assert time.monotonic() - since < PROMPT_S
     shares.oned.vm_resume(standing.two)
@@ -235,7 +235,7 @@ def test_a_root_that_is_away_costs_no_guest_that_runs_and_starts_none(standing: 
         ["sh", "-euc", STRANGERS, str(standing.image), str(shares.oned.image(standing.image).regtime)],
         user="root",
     )
-    with pytest.raises(ActionFailed, match=rf"SS085 .*{ROOT} on h2 is another datastore's store"):
+    with pytest.raises(ActionFailed, match=rf"SS085 (?=.* on h2 is another datastore's store).*{ROOT}"):
         shares.oned.vm_resume(two)
     standing.h2.run(["umount", ROOT], user="root")
     with pytest.raises(ActionFailed, match="SS084"):

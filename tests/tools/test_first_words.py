@@ -62,7 +62,6 @@ def test_image_that_cannot_be_uploaded(site: ActionSite) -> None:
     assert site.oned.calls[-1].action == "stat"
     assert said.startswith(f"SS020 datastore {STORE}: B\\xfcro.qcow2: ")
 
-
     said = shown(site, lambda: site.image("B\xfcro", SHA256="0" * 64))
     assert said.startswith("SS023 image 0: B\\xfcro.img has another sha256 than")
 
@@ -107,11 +106,15 @@ def test_stock_script_that_fails_says_so_first(host: Host) -> None:
     host.add_local(1)
     (host.vm_dir / "vm.xml").write_text("<VM>")
     script = host.kvm / "deploy"
-    script.write_text("#!/bin/sh\ncat >&1\nls /proc/$$/fd | wc -l\necho 'Could not create domain' >&2\nexit 3\n")
+    script.write_text(
+        "#!/bin/sh\ncat >&1\nls /proc/$$/fd | wc -l\necho 'Could not create domain' >&2\nexit 3\n"
+    )
     # As one_vmm_exec reads it: from a shell that goes on, in which the marks behind the script's end tell it.
     shell = '"$@"; echo "ExitCode: $?" >&2'
     argv = ["sh", "-c", shell, "sh", str(host.remotes / "vmm/semishared/deploy"), *host.deploy_argv()]
-    done = subprocess.run(argv, input=host.domain, capture_output=True, check=True, env={"PATH": "/usr/bin:/bin"})
+    done = subprocess.run(
+        argv, input=host.domain, capture_output=True, check=True, env={"PATH": "/usr/bin:/bin"}
+    )
     domain, descriptors = done.stdout.rstrip().rsplit(b"\n", 1)
     assert domain.startswith(b"<domain") and int(descriptors) <= 4, "none of ours is left open"
     first, *others, last = done.stderr.decode().splitlines()

@@ -63,7 +63,10 @@ def shown(error: errors.SemisharedError, subject: Subject = SUBJECT) -> str:
         ),
         ("sudo -n rm x: exit code 1: said nothing", "SS020 VM 12 disk 0: sudo: said nothing (exit code 1); "),
         ("h1:/var/lib/one/x is no place", "SS020 VM 12 disk 0: h1:/var/lib/one/x is no place; "),
-        (f"it is not there: {'x' * 40} {IMAGE}", f"SS020 VM 12 disk 0: it is not there: {'x' * 40} {IMAGE}; "),
+        (
+            f"it is not there: {'x' * 40} {IMAGE}",
+            f"SS020 VM 12 disk 0: it is not there: {'x' * 40} {IMAGE}; ",
+        ),
     ],
 )
 def test_words_of_the_user_are_in_the_place_of_paths(detail: str, said: str) -> None:
@@ -115,7 +118,12 @@ def raised() -> Iterator[tuple[str, type[errors.SemisharedError], list[Union[str
         if path.relative_to(ROOT).parts[0] in ("cli", "install", "errors.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known and node.args:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in known
+                and node.args
+            ):
                 text = node.args[0]
                 if isinstance(text, (ast.JoinedStr, ast.Constant)):
                     parts = text.values if isinstance(text, ast.JoinedStr) else [text]

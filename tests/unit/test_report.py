@@ -101,9 +101,12 @@ def failing(error: BaseException) -> Callable[[Report], int]:
 
 
 @pytest.mark.fault(
-    58, "the user's line is the first on stderr: OpenNebula 6.10 shows its first 100 characters, log lines too"
+    58,
+    "the user's line is the first on stderr: OpenNebula 6.10 keeps its first 100 characters, with log lines",
 )
-@pytest.mark.parametrize("error", [ToolFailed("it broke"), OSError(5, "it broke"), KeyError("it broke")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ToolFailed("it broke"), OSError(5, "it broke"), KeyError("it broke")], ids=repr
+)
 def test_the_users_line_comes_before_all_log_lines(error: BaseException) -> None:
     lines = written(lambda: caught("clone", failing(error)))
     assert "it broke" in lines[0] and not PREFIXED.match(lines[0])

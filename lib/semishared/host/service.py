@@ -88,7 +88,9 @@ class Host:
     def _carry_out(self, plan: object) -> dict[str, object]:
         version = plan.get("version") if isinstance(plan, dict) else None
         if version != RELEASE:
-            raise HostOutdated(f"host {os.uname().nodename} has semishared {RELEASE}, the front-end {version}")
+            raise HostOutdated(
+                f"host {os.uname().nodename} has semishared {RELEASE}, the front-end {version}"
+            )
         seq, steps = read_plan(plan)
         records.given = read_given(plan)
         offline.look_before(steps)

@@ -63,7 +63,9 @@ def _rows(of: str, verdict: str, *rows: Tuple[str, str], harmless: str = "", nam
 NO = "no false"
 MOUNTS = "no machine mounts by itself here"
 CACHE = "only with `CACHE_ENABLE`, which is refused"
-BACKUP = "the backup driver keeps it; the copies that `prebackup` makes do not, and a line in oned.log says so"
+BACKUP = (
+    "the backup driver keeps it; the copies that `prebackup` makes do not, and a line in oned.log says so"
+)
 LVM = "no disk of this driver is a logical volume"
 VCENTER = "vCenter has gone from OpenNebula"
 REPLICA = (

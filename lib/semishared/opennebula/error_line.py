@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The line of a failed action as oned gets it: the error's id, what it is about, the reason; paths last.
 
-oned keeps the first 100 characters of a VM's error, 39 of them its own ("Error executing image transfer script:
-"). In the 61 that remain a user has to find which error it is, which VM, disk, image or datastore it is
-about, and why. Code deep in a store or on a host knows the path of an image alone, and its detail names that.
-oned's arguments say what is at that path: so the words are put in its place here, once for all details, and
-the path at the end.
+oned keeps the first 100 characters of a VM's error, 39 of them its own ("Error executing image transfer
+script: "). In the 61 that remain a user has to find which error it is, which VM, disk, image or datastore it
+is about, and why. Code deep in a store or on a host knows the path of an image alone, and its detail names
+that. oned's arguments say what is at that path: so the words are put in its place here, once for all details,
+and the path at the end.
 
     SS020 image 7 is not there on h1; check the path ... [clone; /var/lib/one/datastores/100/4b25f89f25c3c370]
 

@@ -42,7 +42,7 @@ def ended(code: int) -> int:
 def written_after(text: bytes) -> None:
     """Return in a child, which is to become another program; write `text` to stderr when that has ended.
 
-    This process waits for it, and ends as it does: for who has started this one, nothing is different.
+    This process waits for it, and ends as it does: the one that has started it sees no difference.
     """
     child = os.fork()
     if not child:

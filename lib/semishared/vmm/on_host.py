@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, Dict, NoReturn, Optional
 
 from ..errors import BadArguments, StoreUnavailable, ToolMissing, here
 from ..model.disk import names as disk_names
@@ -23,8 +23,8 @@ from ..tools.ending import ended, written_after
 from . import records
 
 if TYPE_CHECKING:
-    from ..opennebula.args import Subject
     from ..model.base.steps import Rehearsed, RehearseHypervisor
+    from ..opennebula.args import Subject
 
 CHECKPOINT_S = 60
 """Seconds that libvirt may take to read or write the header of a checkpoint."""
@@ -85,9 +85,10 @@ def io_limits() -> dict[str, tuple[int, int]]:
     return load().io_limits
 
 
-def check_share(step: CheckShare, scripts: str, names: Dict[str, str]) -> tuple[str, bool]:
+def check_share(step: CheckShare, scripts: str, names: Optional[Dict[str, str]] = None) -> tuple[str, bool]:
     """Return the program that serves a share to a guest, and True if it is a registered directory."""
-    names[step.source] = f"image {step.image}"
+    if names is not None:
+        names[step.source] = f"image {step.image}"
     from ..share import attached, inspection
     from ..tools.hung_store import LIMIT_S, unless_its_process_hangs
     from . import virtiofsd

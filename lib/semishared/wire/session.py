@@ -312,9 +312,8 @@ class Session:
         return True
 
     def _silent(self) -> HostUnreachable:
-        return HostUnreachable(
-            f"host {self.host} has said nothing for {self._config.hosts_silence_timeout_s} s during {self._action}"
-        )
+        limit_s = self._config.hosts_silence_timeout_s
+        return HostUnreachable(f"host {self.host} has said nothing for {limit_s} s during {self._action}")
 
     def _wait_to_write(self) -> None:
         """Wait until the host reads more, and keep its messages; signs of life extend the limit."""
