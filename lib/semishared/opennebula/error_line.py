@@ -34,6 +34,7 @@ _REST = r"[^\s,;'\"()\[\]]+"
 _ALONE = r"(?<![\w./:@~\-])"
 _PATH = rf"{_ALONE}/{_REST}"
 _URL = rf"[a-z][a-z0-9+.\-]*://{_REST}"
+_HASH = r"[0-9a-f]{32,}"
 _COMMAND = r"(\S+)( .*?)?: (exit code \d+|killed by signal \d+): (?=.)"
 _NOUN = r"(?:VM|image|datastore|backup) \d+\b|host [A-Za-z0-9]|disk \d+ of VM \d+\b"
 
@@ -74,7 +75,7 @@ def _paths_last(detail: str, names: Mapping[str, str], shown: int) -> tuple[str,
     """Return a detail with words in the place of long paths among its first characters, and these paths."""
     known = "".join(_pattern(name) for name in sorted(names, key=len, reverse=True))
     said, at, paths = "", 0, []
-    for match in re.finditer(f"{known}{_URL}|{_PATH}", detail):
+    for match in re.finditer(f"{known}{_URL}|{_PATH}|{_HASH}", detail):
         path = match.group().rstrip(".:")
         said, at = said + detail[at : match.start()], match.start()
         if len(said) >= shown:
@@ -95,7 +96,7 @@ def _pattern(name: str) -> str:
 
 
 def _words(path: str, names: Mapping[str, str]) -> str:
-    """Return words for a path, '' if it can stay."""
+    """Return words for a path, URL or hash, '' if it can stay."""
     for name in sorted(names, key=len, reverse=True):
         if path == name:
             return names[name]
@@ -103,6 +104,8 @@ def _words(path: str, names: Mapping[str, str]) -> str:
             return _below(name, path, names[name])
     if len(path) <= SHORT:
         return ""
+    if re.fullmatch(_HASH, path):
+        return f"{path[:8]}.."
     if "://" in path:
         return path.partition("://")[2].partition("/")[0].rpartition("@")[2][:LONGEST_SERVER]
     return _short(os.path.basename(path) or path)
