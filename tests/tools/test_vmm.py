@@ -306,7 +306,9 @@ def test_deploy_refuses_a_missing_file(host: Host) -> None:
     assert "VM 7 disk 0 is not there" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
     (host.vm_dir / "disk.0").touch()
     (host.stores / "100" / "abc").unlink()
-    assert "100/.semishared/abc/image is not there" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    assert "100/.semishared/abc/image is not there" in host.refuses(
+        "deploy", *host.deploy_argv(), stdin=host.domain
+    )
     (host.vm_dir / "disk.1").unlink()
     assert "no link is there" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
 
