@@ -631,7 +631,7 @@ def test_gc_sees_what_is_left_in_the_pool_and_removes_it(site: Site) -> None:
     )
     (looks,) = site.on(i.LookAtImages(image.access, "one", (*gc_stores.suspicious(pool, known), "one-gone")))
     looks = answers.one("localhost", i.LookAtImages, looks)
-    found = list(gc_stores.find_in_pool(pool, looks, 0, known))
+    found = list(gc_stores.find_in_pool(pool, looks, known))
     assert sorted(item.kind for item in found) == ["clone", "staged"], "what somebody else made stays"
     assert all(0 <= item.age < 600 for item in found)
     for item in found:
@@ -676,7 +676,7 @@ def test_gc_removes_snapshots_that_nobody_needs(site: Site, world: World) -> Non
             i.FindSnapshots(image.access, "one", (*gc_stores.with_snapshots(pool), "one-gone"))
         )
         found = answers.one("localhost", i.FindSnapshots, found)
-        items = list(gc_stores.snapshots(pool, found, {}, 0, known))
+        items = list(gc_stores.snapshots(pool, found, {}, known))
         assert all(0 <= item.age < 600 for item in items)
         for item in items:
             if not item.keep:

@@ -67,7 +67,7 @@ def of_shares(site: ActionSite, monkeypatch: pytest.MonkeyPatch) -> tuple[list[F
     monkeypatch.setenv("ONE_XMLRPC", site.oned.rpc.url)
     monkeypatch.setenv("ONE_AUTH", str(site.auth))
     survey = gc.survey_cloud(Oned(), Config())
-    return gc.elsewhere(survey, 0, Config()), [row["error"] for row in survey.errors]
+    return gc.elsewhere(survey, Config()), [row["error"] for row in survey.errors]
 
 
 def test_a_root_of_another_cloud_is_refused_and_gc_does_not_look_at_what_is_in_it(

@@ -33,6 +33,7 @@ from semishared.model.leftover_steps import (
     SeenClone,
     SeenEpoch,
     SeenLease,
+    SeenLock,
     SeenMachine,
     SeenSide,
     SeenStore,
@@ -101,7 +102,8 @@ def test_what_no_link_leads_to_goes_with_its_vm_and_what_is_of_a_base_at_once() 
 def test_a_command_to_be_copied_is_quoted() -> None:
     for name, shown in ((".kept-7-0", ".kept-7-0"), (".kept-7-0; curl x|sh", "NAME")):
         (kept,) = find(machine(vms=[vm(7, kind="kept", path=f"{LOCATION}/101/{name}")]))
-        assert kept.keep == f"semishared commit 7, or semishared gc --discard {shown}"
+        other = "if another VM has had its image since, semishared commit 7 DISK --as-new-image NEW"
+        assert kept.keep == f"semishared commit 7; {other}; or semishared gc --discard {shown}"
     cookie = "it'; curl x|sh; '"
     locked = writers._locked_by_hand(writers.Locker("client.4", cookie, "10.0.0.1:0/1"), "one/one-7")
     commands = [shlex.split(words) for words in re.findall("`(rbd .*?)`", locked)]
@@ -140,6 +142,54 @@ def test_what_is_younger_than_the_limit_is_not_even_named() -> None:
     young = machine(vms=[vm(7, age=3599), vm(8, kind="incoming", age=10)])
     assert find(young) == []
     assert len(find(young, older_than=0)) == 2
+
+
+@pytest.mark.fault(61, "gc says how much is too young to be removed, and when all of it can go")
+def test_what_is_too_young_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    lock = item(SeenLock, "/ds/.semishared/locks/vm-9", vm=9, age=10)
+    young = machine(
+        vms=[vm(7, age=3599), vm(8, kind="incoming", age=1000), vm(10, age=5)],
+        domains=Domains(["one-10"], []),
+        root=BaseStore([], [], [lock]),
+    )
+    everything = gc.of_any_age([young], gc.Known({}, frozenset(), frozenset()), True)
+    old, left = gc.aged(everything, 3600)
+    assert old == [] and [found.vm for found in left] == [7, 8], "not what stays, nor locks"
+    command.report(argparse.Namespace(json=False, dry_run=True), old, [], command.Survey(), left, 3600)
+    assert capsys.readouterr().out == (
+        "0 to remove (0 B), 0 kept, 0 errors; 2 younger than 1 h (20 B): all of it can go in 44 min\n"
+    )
+    command.report(argparse.Namespace(json=True, dry_run=True), old, [], command.Survey(), left, 3600)
+    totals = json.loads(capsys.readouterr().out)["totals"]
+    assert (totals["young"], totals["young_bytes"], totals["young_for_s"]) == (2, 20, 2600)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(1, "1 s"), (59, "59 s"), (60, "1 min"), (61, "2 min"), (3600, "1 h"), (7261, "2 h 2 min")]
+)
+def test_times_in_words(seconds: int, said: str) -> None:
+    assert command.spell(seconds) == said
+
+
+@pytest.mark.fault(61, "gc offers the command that works on a kept disk, by what oned says of its image")
+def test_a_kept_disk_whose_image_takes_nothing_becomes_another_image() -> None:
+    lease = SeenLease(f"/ds/.semishared/bases/100-3-{HEX}/leases/7-2", 9999, 7, 2)
+    base = item(SeenBase, f"/ds/.semishared/bases/100-3-{HEX}", name=f"100-3-{HEX}", leases=[lease], staged=[])
+    seen = machine(
+        vms=[vm(7, kind="kept", path=f"{LOCATION}/101/.kept-7-0", entries=["disk.2.snap", ".semishared"])],
+        root=BaseStore([base], [], []),
+    )
+
+    def keep(**more: Any) -> str:
+        known = gc.Known({}, frozenset(), frozenset(), **more)
+        (kept,) = [found for found in gc.find([seen], known, 0, True) if found.kind == "kept"]
+        return kept.keep
+
+    then = "semishared commit 7 2 --as-new-image NEW, or semishared gc --discard .kept-7-0"
+    assert keep(holders={3: frozenset({7, 9})}) == f"VM 9 has image 3: {then}"
+    assert keep(cloned=frozenset({3})) == f"image 3 is not persistent any more: {then}"
+    for more in ({}, {"holders": {3: frozenset({7}), 4: frozenset({9})}}, {"cloned": frozenset({4})}):
+        assert keep(**more).startswith("semishared commit 7; ")
 
 
 CLONE = item(SeenClone, f"/ds/100/.semishared/{HEX}/clones/7-1", vm=7, disk=1, cloud="")

@@ -10,7 +10,7 @@ import pytest
 
 from semishared.model import steps as s
 from semishared.model.store import image_steps
-from semishared.plan.care import gc_stores
+from semishared.plan.care import gc, gc_stores
 from semishared.plan.care.gc import Known
 
 ACCESS = s.Access("rbd", "libvirt", "bases", "bridge")
@@ -76,7 +76,7 @@ def test_only_ours_that_oned_does_not_know_are_looked_at() -> None:
     ],
 )
 def test_what_goes_and_what_stays(name: str, more: dict[str, Any], kind: str, keep: str) -> None:
-    found = list(gc_stores.find_in_pool(pool(name), {name: look(name, **more)}, 3600, KNOWN))
+    found = list(gc_stores.find_in_pool(pool(name), {name: look(name, **more)}, KNOWN))
     assert [item.kind for item in found] == ([kind] if kind else [])
     for item in found:
         assert (keep in item.keep) if keep else not item.keep
@@ -86,10 +86,10 @@ def test_what_goes_and_what_stays(name: str, more: dict[str, Any], kind: str, ke
 
 
 def test_young_ones_are_left_alone() -> None:
-    assert (
-        list(gc_stores.find_in_pool(pool("one-7-6-0"), {"one-7-6-0": look("one-7-6-0", age=60)}, 3600, KNOWN))
-        == []
-    )
+    name = "one-7-6-0"
+    found = gc_stores.find_in_pool(pool(name), {name: look(name, age=60)}, KNOWN)
+    old, young = gc.aged(found, 3600)
+    assert old == [] and [left.path for left in young] == [f"one/{name}"]
 
 
 def test_images_with_snapshots_are_looked_at_but_for_what_an_action_is_at() -> None:
@@ -115,7 +115,7 @@ def test_images_with_snapshots_are_looked_at_but_for_what_an_action_is_at() -> N
         ("semishared-lent-17", {}, "lent", ""),
         ("semishared-lent-17", {"watchers": ["10.0.0.1:0/7"]}, "lent", "10.0.0.1"),
         ("semishared-lent-17", {"image": "one-8"}, "", ""),
-        ("semishared-undo", {"age": 60}, "", ""),
+        ("semishared-undo", {"age": 60}, "snapshot", ""),
         ("semishared-of-a-later-version", {}, "", ""),
     ],
 )
@@ -126,7 +126,8 @@ def test_which_snapshots_go_and_which_stay(snapshot: str, more: dict[str, Any], 
     looks = (
         {"one-7.semishared-0123456789ab": look("x", watchers=[more["making"]])} if "making" in more else {}
     )
-    items = list(gc_stores.snapshots(pool(name), found, looks, 3600, known))
+    items = list(gc_stores.snapshots(pool(name), found, looks, known))
+    assert [item.age for item in items] == [more.get("age", 7200)] * len(items)
     assert [item.kind for item in items] == ([kind] if kind else [])
     for item in items:
         assert (keep in item.keep) if keep else not item.keep

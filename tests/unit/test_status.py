@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from semishared.cli import status
-from semishared.opennebula.xml import Vm
+from semishared.cli import cluster, status
+from semishared.model.base.steps import ReportedDisk, ReportedVm
+from semishared.opennebula.xml import Vm, parse
 
 
 @pytest.fixture
@@ -45,3 +46,53 @@ def test_a_disk_that_is_being_made_is_not_missing(cloud: Any, lcm: int) -> None:
 def test_of_a_machine_that_was_not_asked_nothing_is_known(cloud: Any) -> None:
     del cloud.space["h1"]
     assert cloud.rows(vm(3, 3))[0]["missing"] == ""
+
+
+UNDER_WAY = [
+    (3, 1, "being made (PROLOG)"),
+    (3, 15, "being made (CLEANUP_RESUBMIT)"),
+    (3, 4, "being moved from h0 to h1 (MIGRATE)"),
+    (3, 8, "being moved from h0 to h1 (PROLOG_MIGRATE)"),
+    (3, 60, "being moved from h0 to h1 (PROLOG_MIGRATE_UNKNOWN)"),
+    (3, 31, "being brought from the front-end (PROLOG_UNDEPLOY)"),
+    (3, 10, "being brought to the front-end (EPILOG_STOP)"),
+    (3, 11, "being removed (EPILOG)"),
+    (3, 23, "being removed (CLEANUP_DELETE)"),
+    (3, 17, "oned is at work on it (HOTPLUG)"),
+    (3, 42, "waits for onevm recover (EPILOG_UNDEPLOY_FAILURE)"),
+    (1, 0, "not on a host yet (PENDING)"),
+]
+
+
+@pytest.mark.parametrize(("state", "lcm", "said"), UNDER_WAY)
+@pytest.mark.fault(60, "of a disk without a record, status says what is under way, or who has not answered")
+def test_a_disk_without_a_record_is_said_by_what_is_under_way(
+    cloud: Any, state: int, lcm: int, said: str
+) -> None:
+    found = vm(state, lcm)
+    records = found.element.find("HISTORY_RECORDS")
+    assert records is not None
+    records.insert(0, parse("<HISTORY><SEQ>-1</SEQ><HOSTNAME>h0</HOSTNAME></HISTORY>", "HISTORY"))
+    (row,) = cloud.rows(found)
+    assert status.lives(row) == said == row["under_way"]
+    line = cluster.line({"vm": 5, "name": "x", "how": "seen", "host": "h1", "why": "", "disks": [row]})
+    assert said in line and "None" not in line
+
+
+@pytest.mark.fault(60, "of a disk without a record, status says what is under way, or who has not answered")
+def test_of_a_disk_on_a_machine_that_is_silent_that_is_said(cloud: Any) -> None:
+    del cloud.space["h1"]
+    (row,) = cloud.rows(vm(3, 3))
+    assert status.lives(row) == "unknown: h1 has not answered"
+    assert status.lives(cloud.rows(vm(3, 1))[0]) == "being made (PROLOG)"
+
+
+def test_a_disk_that_is_there_is_said_with_what_is_under_way(cloud: Any) -> None:
+    disk = ReportedDisk(0, "overlay", "local", "qcow2", "/d", 1, 0, None, "normal", None, "", None, True)
+    cloud.records[("h1", 5)] = ReportedVm(5, 101, [disk], "")
+    (row,) = cloud.rows(vm(3, 8))
+    assert status.lives(row) == "local, overlay, being moved (PROLOG_MIGRATE), a delta"
+    (row,) = cloud.rows(vm(3, 3))
+    assert status.lives(row) == (
+        "local, overlay, a delta of a move that runs, or was killed: its next action merges it"
+    )

@@ -219,7 +219,7 @@ def show(rows: List[Row]) -> None:
 
 def line(found: Dict[str, Any]) -> str:
     """Return a VM's line."""
-    disks = [f"disk {disk['disk']} {disk['place']}, {disk['how']}" for disk in found.get("disks", ())]
+    disks = [f"disk {disk['disk']} {status.lives(disk)}" for disk in found.get("disks", ())]
     said = found.get("state") or found.get("said") or found["how"]
     parts = "; ".join([said, *disks, *([found["why"]] if found["why"] else [])])
     seconds = f" in {found['seconds']:.1f} s" if found.get("seconds") else ""

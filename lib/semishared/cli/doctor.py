@@ -44,7 +44,7 @@ from ..plan.care.diagnosis_machines import Answers, of_machines
 from ..plan.care.diagnosis_scheduler import of_scheduler
 from ..plan.care.diagnosis_shares import Made, of_hosts, of_roots, ways
 from ..plan.care.fence import Mark
-from ..plan.care.gc import find
+from ..plan.care.gc import aged, find
 from ..plan.device import choose
 from ..tools.files import unlink
 from ..tools.hung_store import unless_it_hangs
@@ -460,7 +460,7 @@ def leftovers_found(config: Config, no_oned: bool) -> Leftovers:
     if survey is None:
         return 0, "", [], []
     found = find(survey.machines, survey.known, OLD_S, not survey.errors)
-    found += gc.elsewhere(survey, OLD_S, config)
+    found += aged(gc.elsewhere(survey, config), OLD_S)[0]
     left = [item.bytes for item in found if not item.keep]
     damaged = [(it.name, text) for it in survey.machines for text in it.facts.unreadable]
     return len(left), human(sum(left)), survey.errors, damaged

@@ -94,19 +94,21 @@ def run(arguments: argparse.Namespace) -> int:
     config = load()
     survey = survey_cloud(Oned(), config)
     survey.known = replace(survey.known, discarded=frozenset(arguments.discard))
-    findings = plan.find(survey.machines, survey.known, older_than, not survey.errors)
+    found = plan.of_any_age(survey.machines, survey.known, not survey.errors)
+    findings, young = plan.aged(found, older_than)
     kept = {item.path.rpartition("/")[2] for item in findings if item.kind == "kept"}
     unknown = set(arguments.discard) - kept
     if unknown:
         raise BadArguments(f"no kept disk is called {min(unknown)!r}")
-    findings += elsewhere(survey, older_than, config)
+    more, younger = plan.aged(elsewhere(survey, config), older_than)
+    findings, young = findings + more, young + younger
     going = [item for item in findings if not item.keep]
     asked = [f"{item.machine}: {item.kind} {item.path}: {item.reason}: would be removed" for item in going]
     if going and not arguments.dry_run and not on.agreed(arguments, asked):
         return 1
     would = ["" if item.keep else "would remove" for item in findings]
     results = would if arguments.dry_run else remove(findings, config, survey)
-    report(arguments, findings, results, survey)
+    report(arguments, findings, results, survey, young, older_than)
     return 2 if survey.errors else int(arguments.dry_run and bool(going))
 
 
@@ -146,10 +148,10 @@ def whole(datastores: Iterable[Datastore], survey: Optional[Survey] = None) -> l
     return found
 
 
-def elsewhere(survey: Survey, older_than: int, config: Config) -> list[plan.Finding]:
-    """Return what is left over in pools of Ceph and in datastores of shares."""
+def elsewhere(survey: Survey, config: Config) -> list[plan.Finding]:
+    """Return what is left over in pools of Ceph and in datastores of shares, of whatever age."""
     found = [one for shares in survey.shares for one in gc_stores.find_in_shares(shares, survey.known)]
-    return left_in_pools(survey.pools, survey.known, older_than, config, survey.failed) + found
+    return left_in_pools(survey.pools, survey.known, config, survey.failed) + found
 
 
 def questions(oned: Oned, survey: Survey) -> list[_Question]:
@@ -202,6 +204,8 @@ def known(
         frozenset(row for vm in strangers for row in _disks(oned, vm)),
         {vm: found for vm, found in places.items() if found},
         {image.id: image.number("REGTIME") for image in images},
+        cloned=frozenset(image.id for image in images if not image.is_persistent),
+        holders={image.id: image.vms for image in images if image.vms},
     )
 
 
@@ -279,9 +283,9 @@ def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed
 
 
 def left_in_pools(
-    pools: Iterable[gc_stores.Pool], known: plan.Known, older_than: int, config: Config, failed: Failed
+    pools: Iterable[gc_stores.Pool], known: plan.Known, config: Config, failed: Failed
 ) -> list[plan.Finding]:
-    """Return what is left over in the pools.
+    """Return what is left over in the pools, of whatever age.
 
     Each pool is looked into through its datastore's bridge (plan/care/gc_stores.py).
     """
@@ -298,15 +302,15 @@ def left_in_pools(
         except SemisharedError as e:
             failed(pool.machine, e)
             continue
-        found += gc_stores.find_in_pool(pool, looks, older_than, known)
-        found += gc_stores.snapshots(pool, snapshots, looks, older_than, known)
+        found += gc_stores.find_in_pool(pool, looks, known)
+        found += gc_stores.snapshots(pool, snapshots, looks, known)
     return found
 
 
 def remove_strays(
     session: Session, item: plan.Finding, place: gc_places.Place, config: Config, failed: Failed
 ) -> str:
-    """Remove a stray directory on the machine of `session`; return why it is kept, '' if it is gone.
+    """Remove a stray directory on the machine of `session`; return why it is kept, `gone` if it is not.
 
     It checks again that the directory is not the VM's own one, that the VM's own is whole, and that oned
     still has the VM there and is not at work on it. The removal itself looks for the domain and for changes.
@@ -335,20 +339,30 @@ def remove_strays(
         return "oned is at work on the VM"
     domain = running_domain(oned.vm(item.vm)) if item.libvirt else ""
     stale = session.ask(c.KeepStale(item.vm, item.path, found.seen))
-    return session.ask(s.ReleaseVm(item.vm, item.path, domain, stale.seen)).kept
+    return session.ask(s.ReleaseVm(item.vm, item.path, domain, stale.seen)).kept or gone(stale.kept)
+
+
+REMOVED = "removed"
+
+
+def gone(kept: Sequence[str] = ()) -> str:
+    """Return the result of a removal; `kept`: where what was not committed of it is now."""
+    return f"{REMOVED}, but for what is not committed: kept in {', '.join(kept)}" if kept else REMOVED
 
 
 def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list[str]:
-    """Remove findings, all machines at once; return 'removed' or why not for each, '' for kept ones."""
+    """Remove findings, all machines at once; return `gone` or why not for each, '' for kept ones."""
 
-    def why_not(session: Session, item: plan.Finding) -> str:
+    def result_of(session: Session, item: plan.Finding) -> str:
         if item.kind == "stray":
             return remove_strays(session, item, survey.known.places[item.vm], config, survey.failed)
         # A snapshot that no host read may be wanted by a VM of now.
         if item.kind == "lent" and item.image and not is_idle(Oned().image(item.image.id)):
             return "it is wanted by now"
         answer = session.run(item.steps())[-1]
-        return "" if getattr(answer, "removed", True) else "it has changed meanwhile"
+        if isinstance(answer, s.RemovedVm):
+            return gone(answer.kept)
+        return gone() if getattr(answer, "removed", True) else "it has changed meanwhile"
 
     def one(machine: str) -> dict[int, str]:
         done: dict[int, str] = {}
@@ -357,7 +371,7 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
                 if item.machine != machine or item.keep:
                     continue
                 try:
-                    done[number] = why_not(session, item) or "removed"
+                    done[number] = result_of(session, item)
                 except SemisharedError as e:
                     survey.failed(machine, e)
                     done[number] = e.line()
@@ -374,15 +388,23 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
 
 
 def report(
-    arguments: argparse.Namespace, findings: list[plan.Finding], results: list[str], survey: Survey
+    arguments: argparse.Namespace,
+    findings: list[plan.Finding],
+    results: list[str],
+    survey: Survey,
+    young: Sequence[plan.Finding] = (),
+    older_than: int = 0,
 ) -> None:
-    """Print the whole outcome: JSON, or a line per finding and the totals."""
+    """Print the whole outcome: JSON, or a line per finding and the totals; `young` is only counted."""
     going = [item for item in findings if not item.keep]
     totals = {
         "found": len(going),
         "bytes": sum(item.bytes for item in going),
-        "removed": results.count("removed"),
+        "removed": sum(text.startswith(REMOVED) for text in results),
         "kept": len(findings) - len(going),
+        "young": len(young),
+        "young_bytes": sum(item.bytes for item in young),
+        "young_for_s": max((older_than - item.age for item in young), default=0),
     }
     rows = [row(item, result) for item, result in zip(findings, results)]
     answer = {"dry_run": arguments.dry_run, "findings": rows, "errors": [], "totals": totals}
@@ -396,7 +418,19 @@ def report(
     found, removed = totals["found"], totals["removed"]
     verb = f"{found} to remove" if arguments.dry_run else f"{removed} of {found} removed"
     total = f"{verb} ({human(totals['bytes'])}), {totals['kept']} kept, {len(survey.errors)} errors"
+    if young:
+        size, left = human(totals["young_bytes"]), spell(totals["young_for_s"])
+        total += f"; {len(young)} younger than {spell(older_than)} ({size}): all of it can go in {left}"
     survey.told(arguments, answer, show, total)
+
+
+def spell(seconds_: int) -> str:
+    """Return a time in words, rounded up: 50 s, 42 min, 3 h 5 min."""
+    if seconds_ < 60:
+        return f"{seconds_} s"
+    minutes = -(-seconds_ // 60)
+    hours, rest = divmod(minutes, 60)
+    return " ".join([*([f"{hours} h"] if hours else []), *([f"{rest} min"] if rest or not hours else [])])
 
 
 def row(item: plan.Finding, result: str) -> Row:

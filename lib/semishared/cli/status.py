@@ -30,7 +30,7 @@ from ..model.disk import names as disk_names
 from ..model.disk.place import NORMAL, OVERLAY
 from ..model.share.steps import ListedShare
 from ..named import NamedTuple, to_data
-from ..opennebula.states import name_of
+from ..opennebula.states import LcmState, name_of
 from ..opennebula.xml import Disk, Host, Image, Vm
 from ..plan.care.gc_places import place_of
 from ..plan.image.placement import place, reason
@@ -59,6 +59,7 @@ OF_RECORD = (
     "path",
     "device",
     "hot",
+    "delta",
 )
 """Fields of a disk's record in a row."""
 
@@ -140,6 +141,7 @@ class Cloud:
                     "why": self.why(disk, image, record),
                     "base": self.base_of(machine, vm.id, disk.id),
                     "missing": wrong or missing,
+                    "under_way": "" if is_settled else under_way(vm),
                 }
             )
         return found
@@ -232,6 +234,36 @@ def is_wanted_base(base: Row, rows: list[Row], kind: str, thing: Any) -> bool:
     return kind != "host" or base["host"] == thing.name
 
 
+UNDER_WAY = {
+    "made": (LcmState.PROLOG, LcmState.CLEANUP_RESUBMIT),
+    "moved": (
+        LcmState.MIGRATE,
+        LcmState.SAVE_MIGRATE,
+        LcmState.BOOT_MIGRATE,
+        LcmState.PROLOG_MIGRATE,
+        LcmState.PROLOG_MIGRATE_POWEROFF,
+        LcmState.PROLOG_MIGRATE_SUSPEND,
+        LcmState.PROLOG_MIGRATE_UNKNOWN,
+    ),
+    "brought from the front-end": (LcmState.PROLOG_RESUME, LcmState.PROLOG_UNDEPLOY),
+    "brought to the front-end": (LcmState.EPILOG_STOP, LcmState.EPILOG_UNDEPLOY),
+    "removed": (LcmState.EPILOG, LcmState.CLEANUP_DELETE),
+}
+"""What oned has done to the disks of an ACTIVE VM -> LCM states; in each other one they stay where they are."""
+
+
+def under_way(vm: Vm) -> str:
+    """Return in words what oned is about to do with a VM's disks, with oned's name of the state."""
+    if not vm.is_active:
+        return f"not on a host yet ({name_of(vm.state)})"
+    state = name_of(vm.lcm_state, LcmState)
+    if vm.has_failed:
+        return f"waits for onevm recover ({state})"
+    done = next((word for word, states in UNDER_WAY.items() if vm.lcm_state in states), "")
+    way = f" from {vm.hosts[-2]} to {vm.host}" if done == "moved" and len(vm.hosts) > 1 else ""
+    return f"being {done}{way} ({state})" if done else f"oned is at work on it ({state})"
+
+
 def short(base: str | None) -> str:
     """Return a base's name for people: without most of its generation."""
     if not base:
@@ -241,10 +273,16 @@ def short(base: str | None) -> str:
 
 
 def lives(row: Row) -> str:
-    """Return where a disk is, and what it is there."""
-    parts = [row["missing"] or f"{row['place']}, {row['how']}"]
+    """Return where a disk is, and what it is there; without a record of it, why there is none."""
+    seen = f"{row['place']}, {row['how']}" if row["place"] else row["under_way"]
+    parts = [row["missing"] or seen or f"unknown: {row['machine']} has not answered"]
+    if row["place"] and row["under_way"] and not row["missing"]:
+        parts.append(row["under_way"])
     if row["snapshots"] and not row["missing"]:
         parts.append(f"{row['snapshots']} snapshots")
+    if row["delta"]:
+        left = "" if row["under_way"] else " of a move that runs, or was killed: its next action merges it"
+        parts.append(f"a delta{left}")
     if row["device"]:
         parts.append(f"on {row['device']}")
     if row["hot"]:

@@ -66,12 +66,14 @@ def _of_vm(vm_path: str, system: int, numbers: list[int]) -> ReportedVm:
 def _disk(vm_path: str, record: Record) -> ReportedDisk:
     disk = record.disk
     size, snapshots = 0, 0
+    numbers: list[int] = []
     if record.is_local:
         plain = disk_names.disk(vm_path, disk)
         folder = disk_names.layers(plain)
         numbers = layers.numbered(folder) if os.path.isdir(folder) else []
         files = [f"{folder}/{number}" for number in numbers] or [plain]
-        size, snapshots = sum(map(allocated, files)), max(len(numbers) - 1, 0)
+        below = [number for number in numbers if number != disk_names.DELTA_NUMBER]
+        size, snapshots = sum(map(allocated, files)), max(len(below) - 1, 0)
     path = record.network.name if record.network else record.path
     return ReportedDisk(
         disk,
@@ -86,6 +88,7 @@ def _disk(vm_path: str, record: Record) -> ReportedDisk:
         retained_diffs.waiting_bytes(record) if record.place.commits else None,
         on_devices.of_disk(vm_path, disk).mount(),
         said(vm_path, record),
+        disk_names.DELTA_NUMBER in numbers,
     )
 
 

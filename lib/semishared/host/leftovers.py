@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager, nullcontext
 from typing import Callable, ContextManager, Iterator
 
+from ..base import cache
 from ..device import devices, folders, label, systems
 from ..disk import history, on_devices, report, retained_diffs, vm_dir_siblings
 from ..errors import SemisharedError, StoreUnavailable, ToolFailed, ToolTimeout, here
@@ -279,6 +280,19 @@ def _removed(step: Discard) -> bool:
     return True
 
 
+def _remove_kept(step: Discard) -> bool:
+    """Remove a kept disk with its lease, where no other directory has that disk; the caller holds the VM."""
+    entries = inventory.names(step.path)
+    if not _removed(step):
+        return False
+    root = disk_names.base_store(step.location)
+    numbers = {disk_names.disk_named(disk_names.disk_of(name)) for name in entries}
+    for number in sorted(number for number in numbers if number is not None):
+        if not uses_lease(step._replace(path=base_names.lease_name(step.vm, number))):
+            cache.release(root, step.vm, number)
+    return True
+
+
 def _remove_base(step: Discard) -> bool:
     """Remove a base of a deleted image; return False if it has leases: rmdir finds that without a race."""
     try:
@@ -351,6 +365,7 @@ def _lock_of_image(root: str, step: Discard) -> str:
 
 REMOVALS = {
     "base": Removal(lock=_lock_of_image, remove=_remove_base),
+    "kept": Removal(remove=_remove_kept),
     # Its times are the image's; it goes if the VM's disk is not there.
     "lease": Removal(remove=_remove_lease, is_dated=False),
     "staged": Removal(is_wanted=lambda step: owner.lives(os.path.basename(step.path))),

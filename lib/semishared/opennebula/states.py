@@ -76,6 +76,6 @@ class DatastoreType:
     IMAGE_DS, SYSTEM_DS, FILE_DS, BACKUP_DS = range(4)
 
 
-def name_of(state: int) -> str:
-    """Return oned's name of a VM's STATE, its number if it has none."""
-    return next((name for name, number in vars(VmState).items() if number == state), str(state))
+def name_of(state: int, states: type = VmState) -> str:
+    """Return oned's name of a VM's STATE (or of another kind of state), its number if it has none."""
+    return next((name for name, number in vars(states).items() if number == state), str(state))

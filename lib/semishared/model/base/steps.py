@@ -149,6 +149,8 @@ class ReportedDisk(Named):
     uncommitted: Optional[Count]
     device: str
     hot: Optional[HotBase]
+    delta: bool = False
+    """Whether there is a layer to which its guest writes while it moves, or which a killed move has left."""
 
 
 class ReportedVm(Named):

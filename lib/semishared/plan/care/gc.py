@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Iterator, Mapping
+from typing import Iterable, Iterator, Mapping
 
 from ...model import steps as s
 from ...model.base import names as base_names
@@ -101,7 +101,7 @@ LOCK_S = 2 * 86400
 
 --now does not shorten it: a lock names what must not be published any more.
 """
-LEAST_S = {"lock": LOCK_S, "kept": 0, "domain": 0}
+LEAST_S = {"lock": LOCK_S, "kept": 0, "domain": 0, "share": 0, "key": 0}
 """Kind -> its least age in seconds, whatever the command asks for."""
 
 
@@ -148,6 +148,10 @@ class Known:
     """When each image was made (REGTIME)."""
     discarded: frozenset[str] = frozenset()
     """Names of the directories of kept disks that the administrator has discarded."""
+    cloned: frozenset[int] = frozenset()
+    """Images that are not persistent: nothing is committed to them."""
+    holders: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """The VMs that have an image."""
 
     def why_not(self, vm: int) -> str:
         """Return why a VM that oned does not know may exist all the same, '' if it does not."""
@@ -221,11 +225,35 @@ class _Everywhere:
         self.directories = {(name, item.system, item.vm): item for name, item in items if item.kind == "dir"}
 
 
+def _number(entry: str) -> int:
+    """Return the number of the disk of which a directory entry is, -1 if it is of none."""
+    number = disk_names.disk_named(disk_names.disk_of(entry))
+    return -1 if number is None else number
+
+
 def find(machines: list[Machine], known: Known, older_than: int, all_seen: bool) -> list[Finding]:
     """Return what is left over on `machines`; `all_seen` is False if a machine could not be asked."""
+    return aged(of_any_age(machines, known, all_seen), older_than)[0]
+
+
+def of_any_age(machines: list[Machine], known: Known, all_seen: bool) -> list[Finding]:
+    """Return the same, also what an action that is under way may be making."""
     everywhere = _Everywhere(machines, all_seen)
-    found = [item for machine in machines for item in _OnMachine(machine, known, everywhere).findings()]
-    return [item for item in found if item.age >= LEAST_S.get(item.kind, older_than)]
+    return [item for machine in machines for item in _OnMachine(machine, known, everywhere).findings()]
+
+
+def aged(found: Iterable[Finding], older_than: int) -> tuple[list[Finding], list[Finding]]:
+    """Return what is old enough, and of what is younger what will go, by its age.
+
+    Locks are not said to be young: each VM that ends leaves one, for two days.
+    """
+    old, young = [], []
+    for item in found:
+        if item.age >= LEAST_S.get(item.kind, older_than):
+            old.append(item)
+        elif not item.keep and item.kind != "lock":
+            young.append(item)
+    return old, young
 
 
 class _OnMachine:
@@ -335,11 +363,34 @@ class _OnMachine:
                     yield self._finding("staged", staged, f"a killed action of VM {vm} left it", vm)
 
     def _kept(self, item: SeenVm) -> str:
+        """Return why a kept disk stays: the command that commits it, where oned lets that be, and others."""
         name = item.path.rpartition("/")[2]
         if name in self.known.discarded:
             return ""
         word = name if disk_names.beside_named(name) else "NAME"  # it is to be copied, a host has named it
-        return f"semishared commit {item.vm}, or semishared gc --discard {word}"
+        discard = f"or semishared gc --discard {word}"
+        for disk in sorted(map(_number, filter(disk_names.is_of_disks, item.entries))):
+            why = self._closed(item.vm, disk)
+            if why:
+                return f"{why}: semishared commit {item.vm} {disk} --as-new-image NEW, {discard}"
+        had = "if another VM has had its image since, semishared commit {} DISK --as-new-image NEW"
+        return f"semishared commit {item.vm}; {had.format(item.vm)}; {discard}"
+
+    def _closed(self, vm: int, disk: int) -> str:
+        """Return why a kept disk is not committed to its image, '' if oned says nothing against it."""
+        image = self._image_of(vm, disk)
+        others = self.known.holders.get(image, frozenset()) - {vm}
+        if image in self.known.cloned:
+            return f"image {image} is not persistent any more"
+        return f"VM {min(others)} has image {image}" if others else ""
+
+    def _image_of(self, vm: int, disk: int) -> int:
+        """Return the image of a disk by its lease, which a kept one has; -1 without one."""
+        for base in self.machine.facts.root.bases:
+            said = base_names.named(base.name)
+            if said and any((lease.vm, lease.disk) == (vm, disk) for lease in base.leases):
+                return said.image
+        return -1
 
     def _root(self, root: BaseStore) -> Iterator[Finding]:
         for base in root.bases:

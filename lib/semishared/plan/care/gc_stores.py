@@ -70,13 +70,11 @@ def suspicious(pool: Pool, known: Known) -> list[str]:
     return found
 
 
-def find_in_pool(
-    pool: Pool, looks: dict[str, StoredImage], older_than: int, known: Known
-) -> Iterator[Finding]:
-    """Yield what is left over in a pool, of the names that were looked at."""
+def find_in_pool(pool: Pool, looks: dict[str, StoredImage], known: Known) -> Iterator[Finding]:
+    """Yield what is left over in a pool, of the names that were looked at, of whatever age."""
     for name, look in sorted(looks.items()):
         said = rbd_names.named(name)
-        if said is None or look.age < older_than:
+        if said is None:
             continue
         image = images.ref_at(pool.store, pool.access, said.image, pool.source(name))
         opener = f"{look.watchers[0]} has it open" if look.watchers else ""
@@ -109,7 +107,6 @@ def snapshots(
     pool: Pool,
     found: dict[str, PassingSnapshots],
     looks: dict[str, StoredImage],
-    older_than: int,
     known: Known,
 ) -> Iterator[Finding]:
     """Yield those snapshots of `found` that are left over; `looks` has the images that are being made."""
@@ -118,12 +115,7 @@ def snapshots(
         said, source = rbd_names.named(name), pool.source(name)
         for number, snapshot in sorted(data.snapshots.items()):
             kind = next((kind for kind in REASONS if snapshot.name.startswith(kind)), "")
-            if (
-                said is None
-                or not kind
-                or snapshot.age < older_than
-                or (kind == rbd_names.LENT and source not in known.idle)
-            ):
+            if said is None or not kind or (kind == rbd_names.LENT and source not in known.idle):
                 continue
             keep = f"{snapshot.clones[0]} is a clone of it" if snapshot.clones else ""
             if kind == rbd_names.LENT and data.watchers:
