@@ -113,7 +113,10 @@ class RestrictedPath(SemisharedError):
     """A path outside of what the datastore allows (SAFE_DIRS, RESTRICTED_DIRS)."""
 
     id = "SS022"
-    remedy = "copy the file to a directory of SAFE_DIRS, or change SAFE_DIRS of the datastore"
+    remedy = (
+        "copy the file to a directory of SAFE_DIRS, or change SAFE_DIRS of the datastore; a new share is "
+        'PATH = "new:10G" in a template'
+    )
 
 
 class ChecksumMismatch(SemisharedError):

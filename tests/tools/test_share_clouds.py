@@ -6,6 +6,7 @@ so, and removes nothing.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,3 +172,29 @@ def test_what_would_be_dropped_is_said_and_stays(shares: Shares) -> None:
     assert (tree / "precious").exists()
     assert "for drop and snapshot remove" in shares.site.cli("share", "list", "--yes", code=2).stderr
     assert "is gone" in shares.site.cli(*words, "--yes").stdout and not tree.exists()
+
+
+@pytest.mark.fault(60, "a new share is made by the PATH that OpenNebula's command makes of new:SIZE")
+def test_a_new_share_is_asked_for_as_the_command_writes_it(shares: Shares, tmp_path: Path) -> None:
+    """`oneimage create --path new:16M` puts the user's directory, which need not be here, before it."""
+    for number, directory in enumerate(("/home/it's me", "/root", "/var/tmp", str(shares.root), "")):
+        image = shares.image(f"typed-{number}", f"{directory}/new:16M")
+        assert shares.listed()[image]["size"] == 16 << 20
+    with pytest.raises(ActionFailed, match="asks for '16'") as caught:
+        shares.image("bad", "/home/me/new:16")
+    assert "[SS002]" in str(caught.value)
+
+
+def test_a_directory_of_that_very_name_is_not_meant(shares: Shares, tmp_path: Path) -> None:
+    """It could not be registered: there is no colon in SOURCE of an image."""
+    safe = tmp_path / "safe"
+    for name in ("new:16M", "a:b"):
+        (safe / name).mkdir(parents=True)
+        (safe / name / "theirs").touch()
+    shares.oned.datastores[SHARES].template["SAFE_DIRS"] = str(safe)
+    with pytest.raises(ActionFailed, match="a name that OpenNebula cannot keep as SOURCE"):
+        shares.image("colon", f"{safe}/a:b")
+    image = shares.image("new", f"{safe}/new:16M")
+    assert shares.listed()[image]["size"] == 16 << 20 and os.listdir(shares.tree(image)) == []
+    shares.oned.image_delete(image)
+    assert os.listdir(safe / "new:16M") == ["theirs"]

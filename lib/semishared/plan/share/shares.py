@@ -86,9 +86,19 @@ def wanted(path: str, most: int, fs: str, pools: Collection[str] = ()) -> tuple[
     return size, found
 
 
-def _wanted(asked: Asked) -> tuple[int, dict[str, Any]]:
+def new_share(path: str) -> str:
+    """Return the `new:SIZE` that PATH asks for, '' where it names a directory.
+
+    `oneimage create --path` puts the user's working directory before a relative path: new:10G comes as
+    /home/user/new:10G. No directory of such a name can be registered: SOURCE has no colon (share/registered.py).
+    """
+    name = path.rpartition("/")[2] if path.startswith("/") else path
+    return name if name.startswith(images.NEW_SHARE) else ""
+
+
+def _wanted(asked: Asked, new: str) -> tuple[int, dict[str, Any]]:
     return wanted(
-        asked.image.path,
+        new,
         asked.max_size,
         share_share.tree(asked.datastore).fs,
         share_share.pools(asked.datastore),
@@ -123,10 +133,10 @@ def _directory(asked: Asked) -> Part[str]:
 
 def stat(asked: Asked) -> Part[str]:
     """Plan stat: the MiB that oned counts; oned names neither the image's type nor its owner."""
-    path = asked.image.path
+    new = new_share(asked.image.path)
     _check_root(asked.datastore)
-    if path.startswith(images.NEW_SHARE):
-        return str(mib_ceil(_wanted(asked)[0]))
+    if new:
+        return str(mib_ceil(_wanted(asked, new)[0]))
     yield from _directory(asked)
     return "0"
 
@@ -140,8 +150,9 @@ def cp(asked: Asked) -> Part[str]:
             f"has to be FILESYSTEM"
         )
     tree = share_share.tree(asked.datastore)
-    if image.path.startswith(images.NEW_SHARE):
-        size, more = _wanted(asked)
+    new = new_share(image.path)
+    if new:
+        size, more = _wanted(asked, new)
     else:
         size, more = 0, {"directory": (yield from _directory(asked))}
     if image.size != size:
