@@ -184,6 +184,19 @@ def update_in_sunstone(cloud: Cloud) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def hooked(cloud: Cloud) -> Iterator[None]:
+    """Register our hook for lost hosts, as `onehook create` does."""
+    assert cloud.oned.rpc
+    command = f"{COMMAND} failover --hook"
+    about = f"<ID>0</ID><NAME>semishared-failover</NAME><TEMPLATE><COMMAND>{command}</COMMAND></TEMPLATE>"
+    cloud.oned.rpc.hooks.append(f"<HOOK>{about}</HOOK>")
+    try:
+        yield
+    finally:
+        cloud.oned.rpc.hooks.clear()
+
+
 FAULTS: Dict[str, Fault] = {
     # name: how to plant it, severity, machine, what is said, what mends it
     "oned.conf of a new package": (
@@ -377,6 +390,13 @@ FAULTS: Dict[str, Fault] = {
         "mounted read-only",
         "rw",
     ),
+    "no hook manager": (
+        lambda c: hooked(c),
+        "broken",
+        "fe",
+        "opennebula-hem) does not run: it would start semishared-failover",
+        "systemctl enable --now opennebula-hem",
+    ),
     "leftover of a dead VM": (leftover, "warning", "fe", "1 leftovers", "semishared gc"),
 }
 
@@ -395,6 +415,16 @@ def test_fault_is_found(cloud: Cloud, name: str) -> None:
     # One fault is no reason to complain of anything else, but for what follows from it.
     follows = {"misspelt key": 3, "no qemu-img": 2, "oned.conf of a new package": 20}.get(name, 1)
     assert len(answer["findings"]) <= follows, answer["findings"]
+
+
+@pytest.mark.fault(60, "doctor says when OpenNebula's hook manager does not run, and a hook of ours waits for it")
+def test_hook_manager_that_runs_is_seen_without_systemd(cloud: Cloud) -> None:
+    """As its unit, and onehem-server, start it: an interpreter with the path of its script."""
+    script, pid = "/var/tmp/onehem-server.rb", "/var/tmp/onehem.test"
+    start = f"echo 'while sleep 1; do :; done' >{script}; setsid sh {script} >/dev/null 2>&1 & echo $! >{pid}"
+    with hooked(cloud), commands(FE(cloud), start, f"kill $(cat {pid}); rm {script} {pid}"):
+        code, answer = doctor(cloud)
+    assert (code, answer["findings"]) == (0, [])
 
 
 def test_setup_says_too_that_two_hosts_have_one_system_datastore(cloud: Cloud) -> None:

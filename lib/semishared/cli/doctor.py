@@ -48,7 +48,7 @@ from ..plan.care.gc import aged, find
 from ..plan.device import choose
 from ..tools.files import unlink
 from ..tools.hung_store import unless_it_hangs
-from ..tools.this_machine import are_one, is_here
+from ..tools.this_machine import are_one, is_here, runs
 from ..units import human
 from ..wire.session import Session
 from . import command as on
@@ -64,6 +64,10 @@ ARGUMENTS = (
     flag("--dry-run", "--fix: say what would be put back, and put nothing back"),
     argument("--root", metavar="DIR", default="", help="an OpenNebula whose files are below this directory"),
 )
+
+
+HOOK_MANAGER = "onehem-server.rb"
+"""The script of opennebula-hem, which starts hooks when oned tells it of events."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings = [
         *plan.of_site(site),
         *(plan.of_cloud(cloud, front_end) if not no_oned else []),
+        *plan.of_hooks(cloud.hooks, runs(HOOK_MANAGER), front_end),
         *of_scheduler([*cloud.datastores, *cloud.others], front_end),
         *plan.of_lost(lost, front_end),
         *of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),

@@ -88,6 +88,26 @@ def addresses() -> list[str]:
     return sorted(found)[:MOST_ADDRESSES]
 
 
+def runs(program: str) -> bool:
+    """Return True if a process of this machine has a program, or a script, of that file name.
+
+    Processes of other users count as far as /proc shows them. It is as true without systemd as with it, and
+    of a process whose pid file is gone, or is another process's by now.
+    """
+    for process in os.listdir("/proc"):
+        if not process.isdigit():
+            continue
+        try:
+            with open(f"/proc/{process}/cmdline", "rb") as file:
+                words = file.read(1 << 16).split(b"\0")
+        except OSError:
+            continue  # it has ended
+        # Not a word behind these: an editor that has the file open is none.
+        if any(os.path.basename(word) == program.encode() for word in words[:2]):
+            return True
+    return False
+
+
 def reach_bindings() -> None:
     """Make the machine's packages importable (bindings of libvirt and Ceph); call it right before the import.
 

@@ -12,7 +12,20 @@ from semishared.model.share.share import Tree
 from semishared.model.share.steps import PoolOfShares, RootOnHost, SeenShareHost
 from semishared.opennebula.xml import Datastore, Host, Image, View
 from semishared.plan.care import checks
-from semishared.plan.care.diagnosis import CLOUD, FENCE, LOST, POOL, SITE, Cloud, Fenced, Lost, OwnKey, Site
+from semishared.plan.care.diagnosis import (
+    CLOUD,
+    FENCE,
+    LOST,
+    POOL,
+    SITE,
+    Cloud,
+    Fenced,
+    Hooks,
+    Lost,
+    OwnKey,
+    Site,
+    of_hooks,
+)
 from semishared.plan.care.diagnosis_machines import LOCAL, MACHINE, MOUNTED, SIGNED, Machine, Room, Store
 from semishared.plan.care.diagnosis_scheduler import SCHEDULER, Sent
 from semishared.plan.care.diagnosis_shares import HOST, ROOT, Made, Seen, ShareHost
@@ -89,6 +102,12 @@ def hook(arguments: str) -> View:
     return found
 
 
+def ours(words: str) -> View:
+    command = f"<TEMPLATE><COMMAND>/remotes/lib/semishared/semishared {words}</COMMAND></TEMPLATE>"
+    found: View = xml("HOOK", f"<ID>4</ID><NAME>h</NAME>{command}")
+    return found
+
+
 def machine(**more: Any) -> Machine:
     tree = {"version": "x", "parts": {"lib/semishared": "a"}}
     sound = {
@@ -155,6 +174,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "image-attributes": (image(BAD), image()),
     "host-attributes": (xml("HOST", f"<TEMPLATE>{WRONG_HOST}</TEMPLATE>"), xml("HOST", "<TEMPLATE/>")),
     "host-error": ([hook("-m -p 5")], []),
+    "hook-manager": (Hooks([ours("stage --due")], False), Hooks([ours("stage --due")], True)),
     "shareable": (image(SHAREABLE), image()),
     "sent-astray": (sent(), sent("102")),
     "sent-nowhere": (own("102"), own("101,102")),
@@ -243,3 +263,10 @@ def test_row_finds_what_is_wrong_and_nothing_where_all_is_well(name: str) -> Non
     (row,) = [check for check in checks.CHECKS[ROWS[name]] if check.name == name]
     assert JUDGES[name](failing), f"{row.question} Yes, though it is not so"
     assert not JUDGES[name](passing), f"{row.question} No, though it is so"
+
+
+@pytest.mark.fault(60, "doctor says when OpenNebula's hook manager does not run, and a hook of ours waits for it")
+def test_hooks_of_others_are_not_looked_for() -> None:
+    assert not of_hooks([hook("-m -p 5")], False, "fe") and not of_hooks([], False, "fe")
+    (found,) = of_hooks([ours("failover --hook"), hook("-m"), ours("stage --due")], False, "fe")
+    assert found.what.endswith("does not run: it would start h, h") and "opennebula-hem" in found.mend

@@ -59,6 +59,10 @@ host-attributes: Are its attributes right?
 [hooks]  What oned does when a host is lost.
 host-error: Does OpenNebula's hook for lost hosts leave our VMs alone, if ours does not care for them?
     warning: OpenNebula's hook for lost hosts {it} -> docs/how-to/dead-host.md
+[started]  The hooks that are registered, and whether OpenNebula's hook manager runs on the front-end.
+hook-manager: Does what starts hooks of ours run?
+    broken: OpenNebula's hook manager (opennebula-hem) does not run: it would start {it}
+    -> as root: systemctl enable --now opennebula-hem (without systemd, as oneadmin: onehem-server start)
 [scheduled]  An image as the scheduler sees it.
 shareable: Does the scheduler place its VMs?
     warning: {name} is SHAREABLE: the scheduler gives its VMs no system datastore of semishared

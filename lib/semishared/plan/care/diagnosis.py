@@ -114,7 +114,20 @@ def _host_error(hooks: Sequence[View]) -> str:
     return f"passes over all VMs of {DRIVER}" if arguments and not is_ours else ""
 
 
+class Hooks(NamedTuple):
+    """The hooks that are registered, and whether the process runs that starts them."""
+
+    hooks: Sequence[View]
+    has_manager: bool
+
+    def never(self) -> str:
+        """Return the names of ours that nothing starts, as words."""
+        ours = [hook for hook in self.hooks if DRIVER in hook.text("TEMPLATE/COMMAND")]
+        return "" if self.has_manager else ", ".join(hook.text("NAME") or hook.text("ID") for hook in ours)
+
+
 CLOUD: dict[str, Judge] = {
+    "hook-manager": lambda hooks: hooks.never(),
     "datastores": _kinds_lacking,
     "datastore-attributes": _datastore_problems,
     "drivers": _half_ours,
@@ -145,6 +158,11 @@ def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
     for image in cloud.images:
         found += judged("scheduled", CLOUD, image, front_end, name=names[image.id])
     return found
+
+
+def of_hooks(hooks: Sequence[View], has_manager: bool, front_end: str) -> list[Finding]:
+    """Judge whether hooks of ours are started, which oned itself does not do."""
+    return judged("started", CLOUD, Hooks(hooks, has_manager), front_end)
 
 
 class Lost(NamedTuple):
