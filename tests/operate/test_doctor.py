@@ -390,6 +390,13 @@ FAULTS: Dict[str, Fault] = {
         "mounted read-only",
         "rw",
     ),
+    "datastore of OpenNebula 6.10": (
+        lambda c: attribute(c.oned.datastores[SYSTEM].template, "DS_LIVE_MIGRATE", "NO"),
+        "warning",
+        "fe",
+        "DS_LIVE_MIGRATE is NO, oned.conf says YES: oned goes by the first for moves to it of VMs that run",
+        f"onedatastore update {SYSTEM}: save it unchanged",
+    ),
     "no hook manager": (
         lambda c: hooked(c),
         "broken",

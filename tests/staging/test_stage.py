@@ -161,6 +161,41 @@ def test_images_that_are_due_are_staged_and_no_others(staging: Staging) -> None:
         del staging.cloud.oned.images[due].template["SEMISHARED_STAGE"]
 
 
+@pytest.mark.fault(60, "a dead host costs a run of `stage --due` its own bases, one wait and one line")
+def test_dead_host_costs_a_run_of_due_images_that_host_alone(staging: Staging) -> None:
+    due = [staging.image(f"due-{number}", mib=8, data=4, seed=number) for number in range(3)]
+    for image in due:
+        staging.cloud.oned.images[image].template["SEMISHARED_STAGE"] = "on-upload"
+    words = [COMMAND, "stage", "--due", "--hosts", "h1,h2,h3"]
+    try:
+        staging.lab.node("h2").cut()
+        done = staging.lab.fe.run([*words, "--json"], check=False, timeout=200)
+        events = [json.loads(line) for line in done.stdout.decode().splitlines()]
+        (line,) = done.stderr.decode().splitlines()
+        assert done.returncode == 1 and "h2 is left out, and tried again by the next --due: " in line
+        found = [event for event in events if event["event"] == "summary"]
+        assert [[name for name, row in one["hosts"].items() if not row["ok"]] for one in found] == [["h2"]] * 3
+        assert not any(one["complete"] for one in found)
+        # Only the first session has waited for it.
+        asked = [event for event in events[events.index(found[0]) :] if event.get("host") == "h2"]
+        assert asked == []
+        for image in due:
+            check(staging, image, "h1 h3")
+        staging.lab.node("h1").cut()
+        staging.lab.node("h3").cut()
+        done = staging.lab.fe.run(words, check=False, timeout=200)
+        assert done.returncode == 1 and len(done.stderr.decode().splitlines()) == 3, done.stderr
+        for name in ("h1", "h2", "h3"):
+            staging.lab.node(name).join()
+        found = [line for line in staging.command(*words[1:]) if line["event"] == "summary"]
+        assert len(found) == 3 and all(one["complete"] for one in found)
+        for image in due:
+            check(staging, image, "h1 h2 h3")
+    finally:
+        for image in due:
+            del staging.cloud.oned.images[image].template["SEMISHARED_STAGE"]
+
+
 def test_stage_and_clones_at_once_share_one_transfer(staging: Staging) -> None:
     image = staging.image("shared", mib=128, data=64)
     stage = staging.lab.fe.popen([COMMAND, "stage", str(image), "--json", "--wait"], stdout=-1)

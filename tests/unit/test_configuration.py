@@ -200,6 +200,16 @@ def test_live_snapshots(name: str) -> None:
     assert edits.unconfigure_execrc(done.text).text == RC[name]
 
 
+@pytest.mark.fault(61, "doctor says when an upgrade of OpenNebula has left datastores that refuse moves")
+def test_what_the_file_says_of_moves_is_read() -> None:
+    text = plan.configure(SOUND["stock 7.4"], OWN).text
+    everything = {"DS_MIGRATE": "YES", "DS_LIVE_MIGRATE": "YES", "DS_MIGRATE_SNAP": "YES"}
+    assert edits.moves(text, "oned.conf") == everything and edits.moves(SOUND["stock 7.4"], "oned.conf") == {}
+    ours = 'TM_MAD_CONF = [ NAME = "semishared", LN_TARGET = "NONE", SHARED = "no", DS_MIGRATE = "no" ]\n'
+    # As oned takes it where nothing is said.
+    assert edits.moves(ours, "x") == {"DS_MIGRATE": "NO", "DS_LIVE_MIGRATE": "NO", "DS_MIGRATE_SNAP": "NO"}
+
+
 def test_live_snapshots_of_what_is_missing_only() -> None:
     done = edits.configure_execrc('LIVE_DISK_SNAPSHOTS="kvm-semishared a"\n', ["kvm", "qemu"])
     assert words(done.text) == ["kvm-semishared", "a", "qemu-semishared"]

@@ -17,7 +17,7 @@ import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Callable, Iterator, Sequence, TypeVar
+from typing import Callable, Iterator, Mapping, Sequence, TypeVar
 
 from .. import NAME
 from ..config import Config, load
@@ -79,9 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
         doctor_fix.put_back(arguments)
     place = located(arguments.root)
     config, wrong = _config()
-    cloud, no_oned = _cloud()
+    cloud, no_oned = _cloud(_of_oned_conf(place, edits.moves, {}))
     front_end = on.front_end_of(cloud.hosts)
-    wrong, name = wrong or _scripts(place, config), _of_oned_conf(place, edits.hostname)
+    wrong, name = wrong or _scripts(place, config), _of_oned_conf(place, edits.hostname, "")
     lost_name = "" if not name or is_here(name) else name
     site = look_at_site(place, front_end)._replace(conf=wrong, oned=no_oned, lost_name=lost_name)
     lost, unreadable = _lost(cloud)
@@ -149,7 +149,7 @@ def _config() -> tuple[Config, str]:
 
 def _scripts(place: FrontEnd, config: Config) -> str:
     """Return what is wrong with scripts_dir."""
-    wanted = _of_oned_conf(place, edits.scripts_dir)
+    wanted = _of_oned_conf(place, edits.scripts_dir, "")
     if wanted in ("", config.hosts_scripts_dir):
         return ""
     said = f"semishared.conf: scripts_dir = {config.hosts_scripts_dir}"
@@ -167,14 +167,14 @@ def _unless_wrong(look: Callable[[], Found], otherwise: Found) -> Found:
         return otherwise
 
 
-def _of_oned_conf(place: FrontEnd, said: Callable[[str, str], str]) -> str:
-    """Return a value of oned.conf, '' if it is unreadable."""
+def _of_oned_conf(place: FrontEnd, said: Callable[[str, str], Found], otherwise: Found) -> Found:
+    """Return what oned.conf says, `otherwise` if it is unreadable."""
     if place.etc is None:
-        return ""
-    return _unless_wrong(lambda: said(edits.read(place.oned_conf), place.oned_conf), "")
+        return otherwise
+    return _unless_wrong(lambda: said(edits.read(place.oned_conf), place.oned_conf), otherwise)
 
 
-def _cloud() -> tuple[plan.Cloud, str]:
+def _cloud(moves: Mapping[str, str]) -> tuple[plan.Cloud, str]:
     try:
         oned = Oned()
         all_stores = oned.datastores()
@@ -183,7 +183,7 @@ def _cloud() -> tuple[plan.Cloud, str]:
         others = [store for store in all_stores if store.id not in numbers]
         images = [image for image in oned.images() if image.store_id in numbers]
         hosts = [host for host in oned.hosts() if not host.is_offline and host.is_near(datastores)]
-        return plan.Cloud(datastores, images, hosts, oned.hooks(), others), ""
+        return plan.Cloud(datastores, images, hosts, oned.hooks(), others, moves), ""
     except SemisharedError as e:
         return plan.Cloud(), e.detail
 

@@ -13,14 +13,14 @@ nothing was begun: oned, an image or the arguments
 from __future__ import annotations
 
 import argparse
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .. import NAME
 from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, OnedUnavailable, SemisharedError
 from ..front.noted_datastores import whole
 from ..front.staging import Staging
-from ..front.staging_round import Wanted, Wish
+from ..front.staging_round import Outcome, Wanted, Wish
 from ..model.attributes import STAGE
 from ..model.store import template
 from ..named import to_data
@@ -71,12 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
     stores = {store.id: store for store in oned.datastores()}
     images = oned.images()
     if arguments.due:
-        # An image that fails does not keep the others from hosts.
+        if arguments.hosts is None and arguments.cluster is None:
+            # An offline host is meant to be away: no run of a timer fails for it.
+            hosts = [host for host in hosts if not host.is_offline]
         known_stores = [(image, stores[image.store_id]) for image in images if image.store_id in stores]
-        sets = [[(image, store, hosts)] for image, store in known_stores if is_due(image, store)]
-    else:
-        sets = [wanted(images, stores, arguments.image, hosts, known)]
-    return max((stage(oned, orders, known, wish, config, on.view(arguments)) for orders in sets), default=0)
+        due = [(image, store, hosts) for image, store in known_stores if is_due(image, store)]
+        return stage_each(oned, due, known, wish, config, arguments)
+    orders = wanted(images, stores, arguments.image, hosts, known)
+    return stage(oned, orders, known, wish, config, on.view(arguments))
 
 
 Order = Tuple[Image, Datastore, List[Host]]
@@ -127,10 +129,45 @@ def is_due(image: Image, datastore: Datastore) -> bool:
         return False
 
 
-def stage(
-    oned: Oned, orders: list[Order], known: list[Host], wish: Wish, config: Config, view: on.View
+def stage_each(
+    oned: Oned,
+    due: list[Order],
+    known: list[Host],
+    wish: Wish,
+    config: Config,
+    arguments: argparse.Namespace,
 ) -> int:
-    """Stage images in one session; return the exit code."""
+    """Stage each image in a session of its own; return the exit code.
+
+    An image that fails does not keep the others from hosts, and a host that does not answer costs its time
+    once: the sessions after that leave it out. The next run tries it again.
+    """
+    silent: Silent = {}
+    worst = 0
+    for order in due:
+        worst = max(worst, stage(oned, [order], known, wish, config, on.view(arguments), silent))
+    for host, why in silent.items():
+        warn(f"{NAME} stage: {host} is left out, and tried again by the next --due: {why}")
+    return worst
+
+
+Silent = Dict[str, str]
+"""Hosts that could not be reached, and why."""
+
+
+def stage(
+    oned: Oned,
+    orders: list[Order],
+    known: list[Host],
+    wish: Wish,
+    config: Config,
+    view: on.View,
+    silent: Optional[Silent] = None,
+) -> int:
+    """Stage images in one session; return the exit code.
+
+    `silent`: hosts that are left out, which this session adds to; the caller says them. None: none is.
+    """
     images = {image.id: image for image, _, _ in orders}
     try:
         with view:
@@ -141,15 +178,33 @@ def stage(
             for image, store, hosts in orders:
                 item = Wanted(image_ref(image, whole(store)), template.machine(store, image.id))
                 for host in hosts:
-                    wants.setdefault(host.name, []).append(item)
+                    if host.name not in (silent or ()):
+                        wants.setdefault(host.name, []).append(item)
             session = Staging(roots[0], wants, known, wish, config, view.tell)
-            session.run()
+            if wants or silent is None:
+                reached(session, silent)
     except SemisharedError as e:
         warn(f"{NAME} stage: image {', '.join(map(str, images))}: {e.line()}")
         return 2
-    outcome = summary(images, session, gone_of(oned, orders))
-    view.summary(lambda: show(outcome), outcome)
+    outcome = summary(images, session, gone_of(oned, orders), silent or {})
+    view.summary(lambda: show(outcome, silent or {}), outcome)
     return 0 if outcome["complete"] else 1
+
+
+def reached(session: Staging, silent: Optional[Silent]) -> None:
+    """Run a session; note in `silent`, if given, the hosts that it could not reach.
+
+    Raise as the session does, unless it fails for want of any host that answers.
+    """
+    try:
+        session.run()
+    except SemisharedError:
+        if silent is None or not all(outcome.silent for outcome in session.hosts.outcomes.values()):
+            raise
+    finally:
+        if silent is not None:
+            found = session.hosts.outcomes.items()
+            silent.update({host: outcome.silent for host, outcome in found if outcome.silent})
 
 
 def gone_of(oned: Oned, orders: list[Order]) -> list[int]:
@@ -164,9 +219,12 @@ def gone_of(oned: Oned, orders: list[Order]) -> list[int]:
     return sorted(found)
 
 
-def summary(images: dict[int, Image], session: Staging, gone: Sequence[int] = ()) -> dict[str, Any]:
-    """Return the results: per host, and the bytes from each source."""
-    rows = {name: outcome.data() for name, outcome in session.hosts.outcomes.items()}
+def summary(
+    images: dict[int, Image], session: Staging, gone: Sequence[int] = (), silent: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """Return the results: per host, also those left out as `silent`, and the bytes from each source."""
+    left_out = {name: Outcome(why) for name, why in silent.items()}
+    rows = {name: outcome.data() for name, outcome in {**left_out, **session.hosts.outcomes}.items()}
     sources = {"stream": 0, "peers": 0, "store": 0, "here": 0}
     for outcome in session.hosts.outcomes.values():
         for name, entry in outcome.sources.items():
@@ -187,14 +245,14 @@ def summary(images: dict[int, Image], session: Staging, gone: Sequence[int] = ()
         "stream": to_data(stream) if stream else {},
         "ratio": round(stream.packed / stream.plain, 3) if stream and stream.plain else None,
         "rate": int(stream.packed / session.seconds) if stream and session.seconds else None,
-        "complete": not gone and all(outcome.ok for outcome in session.hosts.outcomes.values()),
+        "complete": not gone and all(row["ok"] for row in rows.values()),
         "hosts": rows,
         "gone": list(gone),
     }
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print the summary for a person."""
+def show(found: dict[str, Any], silent: Container[str] = ()) -> None:
+    """Print the summary for a person, but for hosts that are `silent`: they get one line for all images."""
     good = [name for name, row in found["hosts"].items() if row["ok"]]
     ways = ", then ".join(found["transports"]) or "nothing to do"
     amounts = ", ".join(f"{human(size)} from {name}" for name, size in found["bytes"].items() if size)
@@ -206,7 +264,7 @@ def show(found: dict[str, Any]) -> None:
         f"{found['seconds']} s{packed}"
     )
     for name, row in found["hosts"].items():
-        if not row["ok"]:
+        if not row["ok"] and name not in silent:
             put(f"{name}: {row['why']}")
     for number in found["gone"]:
         put(

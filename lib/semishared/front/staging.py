@@ -73,6 +73,7 @@ class Staging:
         self._contents: dict[str, Mapping[int, str]] = {}
         self.transports: list[str] = []
         self.sender = ""
+        self.seconds = 0.0
         self.stream: Optional[base_steps.Streamed] = None
         self.common = self.unique = 0
         """Bytes that hosts lacked at first: those of several hosts, counted once, and the rest."""

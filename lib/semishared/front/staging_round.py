@@ -50,15 +50,17 @@ class Wanted(NamedTuple):
 class Outcome:
     """The result of one host."""
 
-    def __init__(self) -> None:
+    def __init__(self, why: str = "") -> None:
         self.ok = False
         """Whether it has all its bases."""
         self.lacks: set[str] = set()
         """Names of the bases that it lacks, as far as known."""
         self.sources: dict[str, base_steps.FromSource] = {}
         self.troubles: list[str] = []
-        self.why = self.refused = ""
+        self.why, self.refused = why, ""
         """Why it lacks some: the last failure, and images that were not available to any host."""
+        self.silent = ""
+        """Why it could not be reached when it was last spoken to, '' if it could."""
 
     def add(self, sources: Mapping[str, base_steps.FromSource]) -> None:
         """Add the bytes of one round, by source."""
@@ -106,10 +108,12 @@ class Hosts:
         """Do `work` for all hosts at once; a failure is noted at its host."""
 
         def one(host: str) -> None:
+            self.outcomes[host].silent = ""
             try:
                 work(host)
             except SemisharedError as e:
                 self.outcomes[host].why = e.line()
+                self.outcomes[host].silent = e.detail if isinstance(e, HostUnreachable) else ""
                 self.note(host, e.line())
             except Exception as e:  # noqa: BLE001 - a thread's; the others go on
                 self.outcomes[host].why = f"{type(e).__name__}: {e}"

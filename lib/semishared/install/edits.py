@@ -129,6 +129,18 @@ def hostname(text: str, path: str) -> str:
     return _value(text, path, "HOSTNAME")
 
 
+MOVES = {"DS_MIGRATE": "YES", "DS_LIVE_MIGRATE": "NO", "DS_MIGRATE_SNAP": "NO"}
+"""What a driver says of moves to a system datastore -> oned's word where it says nothing (Datastore.cc)."""
+
+
+def moves(text: str, path: str) -> dict[str, str]:
+    """Return what oned.conf says of moves to system datastores of ours, none if it does not name our driver."""
+    for attribute in parse(text, path):
+        if attribute.name == "TM_MAD_CONF" and attribute.text("NAME") == NAME:
+            return {key: attribute.text(key).upper() or word for key, word in MOVES.items()}
+    return {}
+
+
 def _value(text: str, path: str, name: str) -> str:
     found = [item.value.text for item in parse(text, path) if item.name == name]
     return found[-1] if found else ""

@@ -107,6 +107,18 @@ def _is_there(path: str, kind: Callable[[int], bool]) -> bool:
         return False
 
 
+LIMITS = (
+    "a user's message is the first 100 characters of what a driver writes, its log lines among them",
+    "what a transfer action says when it succeeds is in no log: `semishared status` and gc say what was kept",
+    "no images that are directories, and no live migration to another datastore",
+    "a VM with a raw disk and MODE = INCREMENT is backed up in full without a word",
+    "snapshots of persistent images are kept whatever PERSISTENT_SNAPSHOTS says",
+    "of what a host's probes say of its room, that of the probe counts which the directory lists last",
+)
+"""What is otherwise before FULL, a line each (docs/reference/support.md has them too)."""
+LIMITS_PAGE = "docs/reference/support.md, OpenNebula 6.10"
+
+
 def check_version(version: tuple[int, ...]) -> list[str]:
     """Return the warnings for a version; raise CannotInstall for an OpenNebula that is too old."""
     text = ".".join(map(str, version))
@@ -119,11 +131,7 @@ def check_version(version: tuple[int, ...]) -> list[str]:
             f"(vCenter and docker images among them) and was never tried; {_range()} are supported"
         )
     if version[:2] < FULL:
-        return [
-            f"OpenNebula {text}: a driver's log lines end in the user's message, snapshots of persistent "
-            "images are kept whatever PERSISTENT_SNAPSHOTS says, raw disks have no incremental backups; all "
-            "else works as on 7.0"
-        ]
+        return [f"OpenNebula {text}: {limit}" for limit in (*LIMITS, f"more: {LIMITS_PAGE}")]
     if version[:2] > NEWEST:
         return [
             f"OpenNebula {text} is newer than what was tried ({_range()}): look at `semishared "

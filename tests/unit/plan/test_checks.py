@@ -22,6 +22,7 @@ from semishared.plan.care.diagnosis import (
     Fenced,
     Hooks,
     Lost,
+    Moves,
     OwnKey,
     Site,
     of_hooks,
@@ -146,6 +147,8 @@ def share_host(libvirt: Any = (), **more: Any) -> ShareHost:
     return ShareHost(SeenShareHost({}, "d", 1, "", [])._replace(**more), dict(libvirt))
 
 
+MOVES = {"DS_MIGRATE": "YES", "DS_LIVE_MIGRATE": "YES", "DS_MIGRATE_SNAP": "YES"}
+NO_LIVE = "<DS_MIGRATE>YES</DS_MIGRATE><DS_LIVE_MIGRATE>NO</DS_LIVE_MIGRATE>"
 BAD = "<SEMISHARED_PLACE>moon</SEMISHARED_PLACE>"
 WRONG_HOST = "<SEMISHARED_BASES_LIMIT>much</SEMISHARED_BASES_LIMIT>"
 SHAREABLE = "<PERSISTENT_TYPE>SHAREABLE</PERSISTENT_TYPE>"
@@ -168,6 +171,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "datastores": (Cloud([store()]), Cloud([store(), store(type=1)])),
     "datastore-attributes": (store(more=BAD), store()),
     "drivers": (store("qcow2"), store()),
+    "ds-moves": (Moves(store(more=NO_LIVE, type=1), MOVES), Moves(store(more=NO_LIVE), MOVES)),
     "lost-store": (Lost(frozenset({"POOL_NAME", "DRIVER"})), Lost(frozenset({"DRIVER"}))),
     "lost-words": (Lost(frozenset({"DISK_TYPE"})), Lost(frozenset())),
     "tm-conf": (store(more="<CLONE_TARGET>SELF</CLONE_TARGET>"), store()),
@@ -270,3 +274,17 @@ def test_hooks_of_others_are_not_looked_for() -> None:
     assert not of_hooks([hook("-m -p 5")], False, "fe") and not of_hooks([], False, "fe")
     (found,) = of_hooks([ours("failover --hook"), hook("-m"), ours("stage --due")], False, "fe")
     assert found.what.endswith("does not run: it would start h, h") and "opennebula-hem" in found.mend
+
+
+@pytest.mark.fault(61, "doctor says when an upgrade of OpenNebula has left datastores that refuse moves")
+def test_what_differs_from_oned_conf_of_moves_is_said_with_what_it_decides() -> None:
+    (found,) = Moves(store(more=NO_LIVE, type=1), MOVES).differing()
+    assert found == {
+        "key": "DS_LIVE_MIGRATE",
+        "there": "NO",
+        "wanted": "YES",
+        "what": "moves to it of VMs that run",
+    }
+    # An administrator's own choice in oned.conf, one that is not readable, and an oned that has none of it.
+    assert Moves(store(more=NO_LIVE, type=1), {**MOVES, "DS_LIVE_MIGRATE": "NO"}).differing() == []
+    assert Moves(store(more=NO_LIVE, type=1), {}).differing() == Moves(store(type=1), MOVES).differing() == []

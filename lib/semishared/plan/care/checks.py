@@ -43,6 +43,10 @@ drivers: Are both drivers of an image datastore ours?
 tm-conf: Has oned copied to it what oned.conf says of our driver?
     warning: {name}: {key} is {there}, oned.conf says {wanted}
     -> {update}: save it unchanged, and oned copies what oned.conf says
+[moves]  A system datastore, and what oned.conf says of moves to ours (diagnosis.Moves).
+ds-moves: Does it say of moves to it what oned.conf says?
+    warning: {name}: {key} is {there}, oned.conf says {wanted}: oned goes by the first for {what}
+    -> {update}: save it unchanged, and oned copies what oned.conf says
 [lost!]  What the template of a datastore has lost (model/store/lost.py).
 lost-store: Does it say which store is its own?
     broken: {name} has lost {it}, as by Update in Sunstone: actions on it are refused

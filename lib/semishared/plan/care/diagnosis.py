@@ -53,6 +53,8 @@ class Cloud(NamedTuple):
     hooks: Sequence[View] = ()
     others: Sequence[Datastore] = ()
     """Datastores of other drivers."""
+    moves: Mapping[str, str] = {}
+    """What oned.conf says of moves to system datastores of ours, none if that is unknown."""
 
 
 SITE: dict[str, Judge] = {
@@ -103,6 +105,29 @@ def _old_copies(store: Datastore) -> list[dict[str, str]]:
     return found
 
 
+MOVED = {
+    "DS_MIGRATE": "moves to it from another datastore",
+    "DS_LIVE_MIGRATE": "moves to it of VMs that run",
+    "DS_MIGRATE_SNAP": "moves to it of VMs with disk snapshots",
+}
+
+
+class Moves(NamedTuple):
+    """A datastore, and what oned.conf says of moves to system datastores of ours."""
+
+    store: Datastore
+    conf: Mapping[str, str]
+
+    def differing(self) -> list[dict[str, str]]:
+        """Return what differs; an oned that does not know an attribute has written none."""
+        found = []
+        for key, wanted in self.conf.items():
+            there = self.store.attribute(key).upper() if self.store.is_system else ""
+            if there not in ("", wanted):
+                found.append({"key": key, "there": there, "wanted": wanted, "what": MOVED[key]})
+        return found
+
+
 def _host_error(hooks: Sequence[View]) -> str:
     """Return what is wrong with OpenNebula's own hook for lost hosts."""
     commands = [hook.text("TEMPLATE/COMMAND") for hook in hooks]
@@ -132,6 +157,7 @@ CLOUD: dict[str, Judge] = {
     "datastore-attributes": _datastore_problems,
     "drivers": _half_ours,
     "tm-conf": _old_copies,
+    "ds-moves": lambda moves: moves.differing(),
     "image-attributes": lambda image: _problems("image", image),
     "host-attributes": lambda host: _problems("host", host),
     "host-error": _host_error,
@@ -149,6 +175,7 @@ def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
     for store in cloud.datastores:
         name, update = f"datastore {store.id} ({store.name})", f"onedatastore update {store.id}"
         found += judged("datastore", CLOUD, store, front_end, name=name, update=update)
+        found += judged("moves", CLOUD, Moves(store, cloud.moves), front_end, name=name, update=update)
     names = {image.id: f"image {image.id} ({image.name})" for image in cloud.images}
     for image in cloud.images:
         found += judged("image", CLOUD, image, front_end, name=names[image.id], id=image.id)
