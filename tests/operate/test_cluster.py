@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import threading
+from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
@@ -100,27 +101,46 @@ def test_set_that_is_off_runs_after_boot_and_what_runs_is_left_alone(
     assert sorted(asked) == sorted(("resume", vm) for vm in cluster[:3])
 
 
-def test_undeployed_vms_come_up_over_bases_that_came_first(cloud: Cloud, cluster: List[int]) -> None:
+@contextmanager
+def scheduling(cloud: Cloud, host: str) -> Iterator[None]:
+    """Be the scheduler that sends each VM to one host: the simulated oned has none that runs by itself."""
+    rpc = cloud.oned.rpc
+    assert rpc
+    resume = rpc.actions["resume"]
+
+    def scheduled(number: int) -> None:
+        threading.Thread(
+            target=lambda: cloud.oned.vm_deploy(number, host, SYSTEM, by_scheduler=True), daemon=True
+        ).start()
+
+    rpc.actions["resume"] = scheduled
+    try:
+        yield
+    finally:
+        rpc.actions["resume"] = resume
+
+
+@pytest.mark.fault(61, "cluster boot --hosts has VMs run on these hosts, and changes nothing in them")
+def test_undeployed_vms_come_up_on_the_named_hosts_over_bases_that_came_first(
+    cloud: Cloud, cluster: List[int]
+) -> None:
     rpc, vm = cloud.oned.rpc, cluster[0]
     assert rpc
     cloud.oned.vm_undeploy(vm, hard=True)
     other = cloud.data_image("elsewhere", b"elsewhere" * 4096)
     moved = cloud.deploy("cluster-moved", [{"IMAGE_ID": str(other)}])
     cloud.oned.vm_undeploy(moved, hard=True)
-    resume = rpc.actions["resume"]
-
-    def scheduled(number: int) -> None:
-        """The simulated oned has no scheduler: this is one."""
-        threading.Thread(
-            target=lambda: cloud.oned.vm_deploy(number, "h2", SYSTEM, by_scheduler=True), daemon=True
-        ).start()
-
-    rpc.actions["resume"] = scheduled
-    try:
-        found, events, _ = run(cloud, "boot", "--vms", f"{vm},{moved}", "--hosts", "h2")
-    finally:
-        rpc.actions["resume"] = resume
-    assert rows(found) == {vm: ("booted", ""), moved: ("booted", "")}
+    new = cloud.oned.vm_create(cloud.template("cluster-new", [{"IMAGE_ID": str(other)}]))
+    before = [dict(cloud.oned.vms[number].user_template) for number in (vm, moved, new)]
+    since = len(rpc.requests)
+    found, events, _ = run(cloud, "boot", "--vms", f"{vm},{moved},{new}", "--hosts", "h2")
+    assert rows(found) == {number: ("booted", "") for number in (vm, moved, new)}
+    assert {row["host"] for row in found["rows"]} == {"h2"}
+    assert [dict(cloud.oned.vms[number].user_template) for number in (vm, moved, new)] == before
+    done = [(method, words[1:]) for method, words in rpc.requests[since:] if ".info" not in method]
+    h2 = next(host.id for host in cloud.oned.hosts.values() if host.name == "h2")
+    deployed = [("one.vm.deploy", (number, h2, True, SYSTEM)) for number in (vm, moved, new)]
+    assert [request for request in done if request[0].startswith("one.vm.")] == deployed
     staged = [
         event for event in events if event["event"] == "host" and event["host"] == "h2" and event["done"]
     ]
@@ -129,9 +149,35 @@ def test_undeployed_vms_come_up_over_bases_that_came_first(cloud: Cloud, cluster
     )
     root = cloud.lab.node("h2").path("/var/lib/one/datastores/.semishared/bases")
     assert [path.name for path in root.iterdir() if path.name.startswith(f"{STORE}-{other}-")]
-    cloud.terminate(moved)
+    for number in (moved, new):
+        cloud.terminate(number)
     cloud.oned.vm_undeploy(vm, hard=True)
     cloud.oned.vm_deploy(vm, "h1", SYSTEM)
+
+
+def test_vm_with_requirements_of_its_own_is_left_to_the_scheduler(cloud: Cloud, cluster: List[int]) -> None:
+    vm = cluster[0]
+    wanted = cloud.oned.vms[vm].user_template
+    wanted["SCHED_REQUIREMENTS"] = 'NAME = "h1"'
+    cloud.oned.vm_undeploy(vm, hard=True)
+    try:
+        with scheduling(cloud, "h1"):
+            found, events, _ = run(cloud, "boot", "--vms", str(vm), "--hosts", "h2", code=1)
+    finally:
+        del wanted["SCHED_REQUIREMENTS"]
+    assert rows(found) == {vm: ("elsewhere", "it is on h1, none of --hosts: its SCHED_REQUIREMENTS")}
+    (note,) = [event["text"] for event in events if event.get("host") == "scheduler"]
+    assert note.startswith("1 VM waits for OpenNebula's scheduler") and "MAX_HOST = 1" in note
+
+
+def test_vm_without_a_host_waits_for_the_scheduler_where_no_hosts_are_named(
+    cloud: Cloud, cluster: List[int]
+) -> None:
+    cloud.oned.vm_undeploy(cluster[0], hard=True)
+    with scheduling(cloud, "h1"):
+        found, events, _ = run(cloud, "boot", "--vms", str(cluster[0]))
+    assert rows(found) == {cluster[0]: ("booted", "")}
+    assert [event["host"] for event in events if event["event"] == "note"] == ["scheduler"]
 
 
 def test_set_lets_go_of_its_store_with_one_session_for_all_bases(cloud: Cloud, cluster: List[int]) -> None:

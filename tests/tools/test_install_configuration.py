@@ -22,6 +22,7 @@ from configurations import REFUSED, SOUND, VERSIONS, oned_conf, oned_reads, vmm_
 from lab import forks
 from semishared.errors import CannotInstall
 from semishared.install import timer, tree
+from semishared.install.front_end import LIMITS, check_version
 from semishared.install.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,8 +163,19 @@ def test_versions(front_end: FrontEnd, version: str) -> None:
     front_end.execrc.write_text(vmm_execrc(version))
     (front_end.remotes / "VERSION").write_text(f"{version}.0\n")
     said = front_end.run()
-    assert ("warning: OpenNebula 6.10.0" in said) == (version == "6.10")
+    found = [line for line in said.splitlines() if "warning: OpenNebula 6.10.0: " in line]
+    assert len(found) == (len(LIMITS) + 1 if version == "6.10" else 0)
     assert "semishared" in front_end.conf.read_text()
+
+
+@pytest.mark.fault(61, "install.sh names what is otherwise on OpenNebula 6.10, and the page has all of it")
+def test_limits_of_an_older_opennebula() -> None:
+    (*said, page) = check_version((6, 10, 5))
+    for word in ("first 100 characters", "in no log", "directories", "INCREMENT", "PERSISTENT_SNAPSHOTS", "probe"):
+        assert any(word in line for line in said), word
+    path, _, section = page.partition("more: ")[2].partition(", ")
+    text = (Path(__file__).resolve().parents[2] / path).read_text()
+    assert f"## {section}\n" in text and not any("all else" in line for line in said)
 
 
 def test_mode_owner_and_links_of_configuration_stay(front_end: FrontEnd) -> None:

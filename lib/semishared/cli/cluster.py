@@ -192,7 +192,7 @@ ARGUMENTS = (
     argument(
         "--hosts",
         metavar="A,B",
-        help="boot: where VMs that have no host yet may come (default: where they were last)",
+        help="boot: where VMs without a host are to run (default: where the scheduler places them)",
     ),
     on.rate_limit(
         "boot, detach: bytes per second that one host sends, and copies, at most (default: "

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a set of VMs: stage all bases in one session, start all VMs at once, watch until they run."""
+"""Run a set of VMs: stage all bases in one session, start all VMs at once, watch until they run.
+
+VMs on no host are deployed on the hosts that the command names, if it names any and nothing else decides
+(plan/care/vm_placement.py); else OpenNebula's scheduler places them.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,10 @@ from ..model.disk import names as disk_names
 from ..model.store import template
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
+from ..opennebula.states import VmState
 from ..opennebula.xml import Datastore, Host, Vm
 from ..plan.care import clusters as plan
+from ..plan.care.vm_placement import Placement
 from ..plan.image.images import image_ref
 from .noted_datastores import whole
 from .staging import Staging
@@ -24,7 +30,9 @@ POLL_S = 1.0
 BEGIN_S = 60.0
 """Seconds within which OpenNebula begins what it has accepted."""
 Row = Dict[str, Any]
-"""{"vm", "name", "host", "how": booted|running|failed|skipped, "why", "seconds"}"""
+"""{"vm", "name", "host", "how": booted|running|elsewhere|failed|skipped, "why", "seconds"}"""
+ROUNDS = "which by default starts one VM for each host in a round (MAX_HOST = 1)"
+"""What the scheduler does to a set of VMs: the user sees them come up one after the other."""
 Tell = Callable[..., None]
 
 
@@ -47,11 +55,15 @@ class Boot:
         self._oned, self._config, self._tell, self._wish, self._limit_s = oned, config, tell, wish, limit_s
         self._started: Dict[int, float] = {}
         self._rows: Dict[int, Row] = {}
+        self._placement: Optional[Placement] = None
+        self._scheduled: Dict[int, str] = {}
+        """VMs that wait for the scheduler, and what decides instead of the named hosts; '' without these."""
 
     def run(self, vms: Sequence[Vm], hosts: Optional[Sequence[Host]]) -> List[Row]:
         """Have the VMs run; return a row for each; raise OnedUnavailable.
 
-        `hosts`: where their disks may come to be, None for where they were last.
+        `hosts`: where those are to run that are on no host, None: where the scheduler places them, and the
+        bases come to where they were last.
         """
         begun = time.monotonic()
         for vm in vms:
@@ -59,9 +71,16 @@ class Boot:
             if vm.is_running or why:
                 self._done(vm, "failed" if why else "running", why)
         self._stage([vm for vm in vms if vm.id not in self._rows and vm.is_on_no_host], hosts)
-        for vm in vms:
-            if vm.id not in self._rows:
-                self._start(vm)
+        left = [vm for vm in vms if vm.id not in self._rows]
+        if hosts is not None and any(vm.is_on_no_host for vm in left):
+            self._placement = Placement(
+                self._now(hosts), self._oned.datastores(), self._oned.vm_groups()
+            )
+        for vm in left:
+            self._start(vm)
+        if self._scheduled:
+            count = f"{len(self._scheduled)} VM{'s wait' if len(self._scheduled) > 1 else ' waits'}"
+            self._tell(event="note", host="scheduler", text=f"{count} for OpenNebula's scheduler, {ROUNDS}")
         self._watch({vm.id: vm for vm in vms}, begun)
         return [self._rows[vm.id] for vm in vms]
 
@@ -74,11 +93,39 @@ class Boot:
         # Staging may have taken a while.
         self._started[vm.id] = time.monotonic()
         try:
-            action = plan.start(self._oned.vm(vm.id)).action
+            now = self._oned.vm(vm.id)
+            if now.is_on_no_host:
+                why = self._placement.why_scheduled(now) if self._placement else ""
+                if self._placement and not why:
+                    self._deploy(now, self._placement)
+                    return
+                self._scheduled[vm.id] = why
+            action = plan.start(now).action
             if action:
                 self._oned.act(vm.id, action)
         except OnedUnavailable as e:
             self._done(vm, "failed", e.detail)
+
+    def _now(self, hosts: Sequence[Host]) -> List[Host]:
+        """Return hosts as oned has them now: staging may have taken a while."""
+        names = {host.name for host in hosts}
+        return [host for host in self._oned.hosts() if host.name in names]
+
+    def _deploy(self, vm: Vm, placement: Placement) -> None:
+        """Have oned deploy a VM on the first host that takes it; raise OnedUnavailable."""
+        why = "none is monitored, in its clusters and near a system datastore of ours"
+        for target in placement.targets(vm):
+            try:
+                self._oned.deploy(vm.id, target.host.id, target.datastore)
+                placement.take(vm, target)
+                return
+            except OnedUnavailable as e:
+                why = f"{target.host.name}: {e.detail}"
+                if not self._oned.vm(vm.id).is_on_no_host:
+                    # The scheduler was first, or oned's answer was lost.
+                    self._scheduled[vm.id] = "the scheduler was first"
+                    return
+        self._done(vm, "failed", f"no host of --hosts takes it: {why}")
 
     def _watch(self, vms: Mapping[int, Vm], begun: float) -> None:
         """Wait for all that were started, as long as they may still come up."""
@@ -104,15 +151,24 @@ class Boot:
                 continue
             why = plan.why_failed(vm, number in active or waited > BEGIN_S)
             if vm.is_running or why:
-                self._done(self._oned.vm(number), "failed" if why else "booted", why)
+                found = self._oned.vm(number)
+                other = "" if why else self._elsewhere(found)
+                self._done(found, "failed" if why else "elsewhere" if other else "booted", why or other)
             elif time.monotonic() - begun > self._limit_s:
                 self._done(
                     vm,
                     "failed",
-                    f"it does not run after {self._limit_s:.0f} s: state {vm.state}/{vm.lcm_state}",
+                    f"it does not run after {self._limit_s:.0f} s: state {vm.state}/{vm.lcm_state}"
+                    + (f": it waits for the scheduler, {ROUNDS}" if vm.state == VmState.PENDING else ""),
                 )
             if vm.is_active:
                 active.add(number)
+
+    def _elsewhere(self, vm: Vm) -> str:
+        """Return why a VM runs on none of the named hosts, '' if it does, or had a host before."""
+        if not self._placement or vm.id not in self._scheduled or self._placement.names(vm):
+            return ""
+        return f"it is on {vm.host}, none of --hosts: {self._scheduled[vm.id]}"
 
     # -- bases ----------------------------------------------------------------------------------------
 

@@ -250,6 +250,10 @@ class Oned:
         """Have oned begin an action on a VM (one.vm.action)."""
         self._answer("one.vm.action", action, vm_id)
 
+    def deploy(self, vm_id: int, host_id: int, datastore_id: int) -> None:
+        """Have oned begin to deploy a VM on a host, if that has room, in a system datastore."""
+        self._answer("one.vm.deploy", vm_id, host_id, True, datastore_id)
+
     def vm_groups(self) -> list[View]:
         return self._pool(View, "vm_group", -2, -1, -1)
 

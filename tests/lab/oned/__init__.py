@@ -67,6 +67,7 @@ class Oned(SchedulerOps):
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
         oned.rpc.actions = {"resched": oned.vm_resched, "resume": oned.vm_begin_to_resume}
+        oned.rpc.deploy = oned.vm_begin_to_deploy
         return oned
 
     @classmethod
@@ -78,6 +79,7 @@ class Oned(SchedulerOps):
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
         oned.rpc.actions = {"resched": oned.vm_resched, "resume": oned.vm_begin_to_resume}
+        oned.rpc.deploy = oned.vm_begin_to_deploy
         runner.extra = {"ONE_XMLRPC": oned.rpc.url}
         return oned
 

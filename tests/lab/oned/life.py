@@ -17,6 +17,9 @@ from .template import scalar, vectors
 from .transfer import is_directory, is_volatile
 
 
+_DEPLOYED_FROM = (State.PENDING, State.HOLD, State.STOPPED, State.UNDEPLOYED)
+
+
 class LifeOps(CreateOps):
     """The life of a VM on one host."""
 
@@ -25,7 +28,7 @@ class LifeOps(CreateOps):
     ) -> None:
         """Bring a VM to RUNNING on a host: prolog or resume, then boot or restore."""
         with self._operate(vm_id) as vm:
-            if vm.state not in (State.PENDING, State.HOLD, State.UNDEPLOYED):
+            if vm.state not in _DEPLOYED_FROM:
                 raise Refused(f"Wrong state {vm.state} to deploy VM {vm_id}")
             with self.data:
                 target, ds = self.host(host), self.datastore(datastore_id)
@@ -43,6 +46,21 @@ class LifeOps(CreateOps):
                 self._resume_files(vm, Lcm.PROLOG_RESUME)
             else:
                 self._prolog(vm)
+
+    def vm_begin_to_deploy(self, vm_id: int, host: int, datastore_id: int) -> None:
+        """Answer as one.vm.deploy does: at once, with what is refused."""
+        vm = self.vm(vm_id)
+        if vm.state not in _DEPLOYED_FROM:
+            raise Refused(f"Deploy action is not available for state {STATE_NAMES[vm.state]}")
+        self._check_transfer_mode(vm, self.datastore(datastore_id).tm_mad)
+
+        def work() -> None:
+            try:
+                self.vm_deploy(vm_id, host, datastore_id)
+            except (ActionFailed, Refused):
+                pass  # noted in the VM
+
+        threading.Thread(target=work, daemon=True).start()
 
     def vm_hold(self, vm_id: int) -> None:
         """Hold a pending VM."""

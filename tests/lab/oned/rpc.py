@@ -57,6 +57,8 @@ class Rpc:
         """What one.vm.action does, by the name of the action; begun, as oned does it, and gone on with after
         the answer.
         """
+        self.deploy: Callable[[int, int, int], None] = lambda vm, host, datastore: None
+        """What one.vm.deploy does, begun as an action is."""
         self.documents: List[Tuple[int, str]] = []
         """(type, XML) of the documents that there are: type 100 are services of OneFlow."""
         self.notes: Dict[int, Tuple[int, Template]] = {}
@@ -138,6 +140,15 @@ class Rpc:
                 return [False, f"[{method}] Error getting virtual machine [{number}].", _NO_EXISTS]
             try:
                 self.actions[action](number)
+            except Refused as e:
+                return [False, f"[{method}] {e}", _NO_EXISTS]
+            return [True, number, 0]
+        if method == "one.vm.deploy":
+            number, host, _enforce, datastore = parameters[1:]
+            if number not in core.vms:
+                return [False, f"[{method}] Error getting virtual machine [{number}].", _NO_EXISTS]
+            try:
+                self.deploy(number, host, datastore)
             except Refused as e:
                 return [False, f"[{method}] {e}", _NO_EXISTS]
             return [True, number, 0]

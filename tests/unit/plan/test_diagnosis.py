@@ -505,7 +505,7 @@ def image(**template: str) -> Image:
                     "fe",
                     "image 7 (web) is SHAREABLE: the scheduler gives its VMs no system datastore "
                     "of semishared",
-                    "deploy and migrate them by hand: onevm deploy VM HOST",
+                    "deploy and migrate them by hand: onevm deploy VM HOST DATASTORE; onevm migrate VM HOST",
                 )
             ],
         ),
@@ -513,6 +513,25 @@ def image(**template: str) -> Image:
 )
 def test_what_oned_says_and_what_mends_it(cloud: Cloud, wanted: list[Finding]) -> None:
     assert of_cloud(cloud, "fe") == wanted
+
+
+@pytest.mark.fault(61, "doctor names the datastore for VMs that the scheduler does not place, which oned refuses without")
+def test_shareable_image_is_deployed_into_a_system_datastore_of_its_clusters() -> None:
+    def at(view: Datastore, cluster: int) -> Datastore:
+        clusters = ElementTree.SubElement(view.element, "CLUSTERS")
+        ElementTree.SubElement(clusters, "ID").text = str(cluster)
+        return view
+
+    def shared(number: int) -> Datastore:
+        found = system()
+        found.element.find("ID").text = str(number)  # type: ignore[union-attr]
+        return found
+
+    shareable = image(PERSISTENT_TYPE="SHAREABLE")
+    ElementTree.SubElement(shareable.element, "DATASTORE_ID").text = "100"
+    stores = [at(store(), 3), at(shared(104), 3), at(shared(102), 3), at(shared(101), 4)]
+    (found,) = [one for one in of_cloud(Cloud(stores, [shareable]), "fe") if "SHAREABLE" in one.what]
+    assert "onevm deploy VM HOST 102;" in found.mend
 
 
 def test_store_of_two_drivers() -> None:

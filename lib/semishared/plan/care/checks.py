@@ -70,7 +70,7 @@ hook-manager: Does what starts hooks of ours run?
 [scheduled]  An image as the scheduler sees it.
 shareable: Does the scheduler place its VMs?
     warning: {name} is SHAREABLE: the scheduler gives its VMs no system datastore of semishared
-    -> deploy and migrate them by hand: onevm deploy VM HOST
+    -> deploy and migrate them by hand: onevm deploy VM HOST {system}; onevm migrate VM HOST
 [sent]  An image datastore of any driver, and all datastores (diagnosis_scheduler.Sent).
 sent-astray: Are its VMs sent only to where oned deploys them?
     broken: {name}: the scheduler may send its VMs to system datastore {systems}, where oned does not deploy

@@ -19,6 +19,7 @@ from ...opennebula.args import absolute
 from ...opennebula.xml import Datastore, Host, Image, Object, View
 from ..device import choose
 from ..image import attributes
+from . import compatible
 from .checks import BROKEN, OK, WARNING, WORDS, Finding, Judge, judged
 from .fence import BEGUN, Mark
 
@@ -169,6 +170,11 @@ CLOUD: dict[str, Judge] = {
 }
 
 
+def _are_near(system: Datastore, image: Image, cloud: Cloud) -> bool:
+    """Tell whether VMs with an image may come to a system datastore of ours."""
+    return any(store.id == image.store_id and compatible.is_sent(store, system) for store in cloud.datastores)
+
+
 def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
     """Judge datastores, images, hosts by their attributes in OpenNebula, and the hook for lost hosts."""
     found = judged("cloud", CLOUD, cloud, front_end)
@@ -183,7 +189,10 @@ def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
         found += judged("host", CLOUD, host, host.name)
     found += judged("hooks", CLOUD, cloud.hooks, front_end)
     for image in cloud.images:
-        found += judged("scheduled", CLOUD, image, front_end, name=names[image.id])
+        # Without a datastore oned takes the default one of the cluster.
+        near = {store.id for store in cloud.datastores if store.is_system and _are_near(store, image, cloud)}
+        system = min(near, default="DATASTORE")
+        found += judged("scheduled", CLOUD, image, front_end, name=names[image.id], system=system)
     return found
 
 
