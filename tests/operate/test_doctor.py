@@ -424,7 +424,9 @@ def test_fault_is_found(cloud: Cloud, name: str) -> None:
     assert len(answer["findings"]) <= follows, answer["findings"]
 
 
-@pytest.mark.fault(60, "doctor says when OpenNebula's hook manager does not run, and a hook of ours waits for it")
+@pytest.mark.fault(
+    60, "doctor says when OpenNebula's hook manager does not run, and a hook of ours waits for it"
+)
 def test_hook_manager_that_runs_is_seen_without_systemd(cloud: Cloud) -> None:
     """As its unit, and onehem-server, start it: an interpreter with the path of its script."""
     script, pid = "/var/tmp/onehem-server.rb", "/var/tmp/onehem.test"

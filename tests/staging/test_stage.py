@@ -174,7 +174,9 @@ def test_dead_host_costs_a_run_of_due_images_that_host_alone(staging: Staging) -
         (line,) = done.stderr.decode().splitlines()
         assert done.returncode == 1 and "h2 is left out, and tried again by the next --due: " in line
         found = [event for event in events if event["event"] == "summary"]
-        assert [[name for name, row in one["hosts"].items() if not row["ok"]] for one in found] == [["h2"]] * 3
+        assert [[name for name, row in one["hosts"].items() if not row["ok"]] for one in found] == [
+            ["h2"]
+        ] * 3
         assert not any(one["complete"] for one in found)
         # Only the first session has waited for it.
         asked = [event for event in events[events.index(found[0]) :] if event.get("host") == "h2"]

@@ -171,7 +171,14 @@ def test_versions(front_end: FrontEnd, version: str) -> None:
 @pytest.mark.fault(61, "install.sh names what is otherwise on OpenNebula 6.10, and the page has all of it")
 def test_limits_of_an_older_opennebula() -> None:
     (*said, page) = check_version((6, 10, 5))
-    for word in ("first 100 characters", "in no log", "directories", "INCREMENT", "PERSISTENT_SNAPSHOTS", "probe"):
+    for word in (
+        "first 100 characters",
+        "in no log",
+        "directories",
+        "INCREMENT",
+        "PERSISTENT_SNAPSHOTS",
+        "probe",
+    ):
         assert any(word in line for line in said), word
     path, _, section = page.partition("more: ")[2].partition(", ")
     text = (Path(__file__).resolve().parents[2] / path).read_text()

@@ -92,9 +92,11 @@ class Deploying(Oned):
         for tag in ("TEMPLATE", "USER_TEMPLATE"):
             for old in found.element.findall(tag):
                 found.element.remove(old)
-        more = f"<TEMPLATE><MEMORY>1024</MEMORY><AUTOMATIC_REQUIREMENTS>{escape(automatic)}</AUTOMATIC_REQUIREMENTS>"
-        found.element.append(parse(f"{more}</TEMPLATE>", "TEMPLATE"))
-        found.element.append(parse(f"<USER_TEMPLATE>{self.template[number]}</USER_TEMPLATE>", "USER_TEMPLATE"))
+        more = f"<AUTOMATIC_REQUIREMENTS>{escape(automatic)}</AUTOMATIC_REQUIREMENTS>"
+        found.element.append(parse(f"<TEMPLATE><MEMORY>1024</MEMORY>{more}</TEMPLATE>", "TEMPLATE"))
+        found.element.append(
+            parse(f"<USER_TEMPLATE>{self.template[number]}</USER_TEMPLATE>", "USER_TEMPLATE")
+        )
         where = self.on[number] or "h9"
         record = f"<HISTORY><SEQ>0</SEQ><HOSTNAME>{where}</HOSTNAME><DS_ID>102</DS_ID></HISTORY>"
         found.element.append(parse(f"<HISTORY_RECORDS>{record}</HISTORY_RECORDS>", "HISTORY_RECORDS"))
@@ -127,7 +129,9 @@ def host(number: int, state: int = 2, used: int = 0, more: str = "") -> Host:
     return Host(parse(f"<HOST>{about}{share}<TEMPLATE>{more}</TEMPLATE></HOST>", "HOST"))
 
 
-def system(number: int, driver: str = "semishared", clusters: str = "<ID>0</ID>", state: int = 0) -> Datastore:
+def system(
+    number: int, driver: str = "semishared", clusters: str = "<ID>0</ID>", state: int = 0
+) -> Datastore:
     about = f"<ID>{number}</ID><TYPE>1</TYPE><TM_MAD>{driver}</TM_MAD><STATE>{state}</STATE>"
     return Datastore(
         parse(f"<DATASTORE>{about}<CLUSTERS>{clusters}</CLUSTERS><TEMPLATE/></DATASTORE>", "DATASTORE")
@@ -138,7 +142,9 @@ def placed(oned: Deploying, monkeypatch: pytest.MonkeyPatch) -> Dict[int, Any]:
     """Boot both on h1 and h2."""
     monkeypatch.setattr(clusters, "POLL_S", 0.01)
     boot = clusters.Boot(oned, Config(), lambda **_: None, Wish("auto", "auto", 0, True), 5)  # type: ignore[arg-type]
-    return {row["vm"]: (row["how"], row["why"]) for row in boot.run([oned.vm(3), oned.vm(4)], oned.hosts()[:2])}
+    return {
+        row["vm"]: (row["how"], row["why"]) for row in boot.run([oned.vm(3), oned.vm(4)], oned.hosts()[:2])
+    }
 
 
 @pytest.mark.fault(61, "cluster boot --hosts has VMs run on these hosts, and changes nothing in them")
@@ -169,7 +175,9 @@ def test_a_scheduler_that_is_quicker_has_placed_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_else_decides_leaves_a_vm_to_the_scheduler() -> None:
-    def why(user: str = "", template: str = "", automatic: str = "!(PIN_POLICY = PINNED)", group: str = "") -> str:
+    def why(
+        user: str = "", template: str = "", automatic: str = "!(PIN_POLICY = PINNED)", group: str = ""
+    ) -> str:
         said = f"<AUTOMATIC_REQUIREMENTS>{escape(automatic)}</AUTOMATIC_REQUIREMENTS>"
         vm = Vm(
             parse(
@@ -210,8 +218,8 @@ def test_where_a_vm_may_be_deployed() -> None:
             f"<AUTOMATIC_{name}>{escape(text)}</AUTOMATIC_{name}>"
             for name, text in (("REQUIREMENTS", words), ("DS_REQUIREMENTS", said))
         )
-        record = "<HISTORY><DS_ID>103</DS_ID></HISTORY>"
-        text = f"<VM><STATE>{state}</STATE><HISTORY_RECORDS>{record}</HISTORY_RECORDS><TEMPLATE>{inner}</TEMPLATE></VM>"
+        records = "<HISTORY_RECORDS><HISTORY><DS_ID>103</DS_ID></HISTORY></HISTORY_RECORDS>"
+        text = f"<VM><STATE>{state}</STATE>{records}<TEMPLATE>{inner}</TEMPLATE></VM>"
         found = Placement(hosts, systems, []).targets(Vm(parse(text, "VM")))
         return [(target.host.id, target.datastore) for target in found]
 

@@ -165,7 +165,8 @@ def test_what_is_too_young_is_counted(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(1, "1 s"), (59, "59 s"), (60, "1 min"), (61, "2 min"), (3600, "1 h"), (7261, "2 h 2 min")]
+    ("seconds", "said"),
+    [(1, "1 s"), (59, "59 s"), (60, "1 min"), (61, "2 min"), (3600, "1 h"), (7261, "2 h 2 min")],
 )
 def test_times_in_words(seconds: int, said: str) -> None:
     assert command.spell(seconds) == said
@@ -174,7 +175,9 @@ def test_times_in_words(seconds: int, said: str) -> None:
 @pytest.mark.fault(61, "gc offers the command that works on a kept disk, by what oned says of its image")
 def test_a_kept_disk_whose_image_takes_nothing_becomes_another_image() -> None:
     lease = SeenLease(f"/ds/.semishared/bases/100-3-{HEX}/leases/7-2", 9999, 7, 2)
-    base = item(SeenBase, f"/ds/.semishared/bases/100-3-{HEX}", name=f"100-3-{HEX}", leases=[lease], staged=[])
+    base = item(
+        SeenBase, f"/ds/.semishared/bases/100-3-{HEX}", name=f"100-3-{HEX}", leases=[lease], staged=[]
+    )
     seen = machine(
         vms=[vm(7, kind="kept", path=f"{LOCATION}/101/.kept-7-0", entries=["disk.2.snap", ".semishared"])],
         root=BaseStore([base], [], []),

@@ -249,7 +249,7 @@ UNDER_WAY = {
     "brought to the front-end": (LcmState.EPILOG_STOP, LcmState.EPILOG_UNDEPLOY),
     "removed": (LcmState.EPILOG, LcmState.CLEANUP_DELETE),
 }
-"""What oned has done to the disks of an ACTIVE VM -> LCM states; in each other one they stay where they are."""
+"""What oned has done to the disks of an ACTIVE VM -> LCM states; in all others they stay where they are."""
 
 
 def under_way(vm: Vm) -> str:

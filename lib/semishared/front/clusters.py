@@ -73,9 +73,7 @@ class Boot:
         self._stage([vm for vm in vms if vm.id not in self._rows and vm.is_on_no_host], hosts)
         left = [vm for vm in vms if vm.id not in self._rows]
         if hosts is not None and any(vm.is_on_no_host for vm in left):
-            self._placement = Placement(
-                self._now(hosts), self._oned.datastores(), self._oned.vm_groups()
-            )
+            self._placement = Placement(self._now(hosts), self._oned.datastores(), self._oned.vm_groups())
         for vm in left:
             self._start(vm)
         if self._scheduled:

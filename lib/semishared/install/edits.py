@@ -134,7 +134,7 @@ MOVES = {"DS_MIGRATE": "YES", "DS_LIVE_MIGRATE": "NO", "DS_MIGRATE_SNAP": "NO"}
 
 
 def moves(text: str, path: str) -> dict[str, str]:
-    """Return what oned.conf says of moves to system datastores of ours, none if it does not name our driver."""
+    """Return what oned.conf says of moves to system datastores of ours, {} without our driver."""
     for attribute in parse(text, path):
         if attribute.name == "TM_MAD_CONF" and attribute.text("NAME") == NAME:
             return {key: attribute.text(key).upper() or word for key, word in MOVES.items()}

@@ -16,7 +16,6 @@ from .states import Vm as State
 from .template import scalar, vectors
 from .transfer import is_directory, is_volatile
 
-
 _DEPLOYED_FROM = (State.PENDING, State.HOLD, State.STOPPED, State.UNDEPLOYED)
 
 

@@ -269,7 +269,9 @@ def test_row_finds_what_is_wrong_and_nothing_where_all_is_well(name: str) -> Non
     assert not JUDGES[name](passing), f"{row.question} No, though it is so"
 
 
-@pytest.mark.fault(60, "doctor says when OpenNebula's hook manager does not run, and a hook of ours waits for it")
+@pytest.mark.fault(
+    60, "doctor says when OpenNebula's hook manager does not run, and a hook of ours waits for it"
+)
 def test_hooks_of_others_are_not_looked_for() -> None:
     assert not of_hooks([hook("-m -p 5")], False, "fe") and not of_hooks([], False, "fe")
     (found,) = of_hooks([ours("failover --hook"), hook("-m"), ours("stage --due")], False, "fe")

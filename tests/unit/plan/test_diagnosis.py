@@ -515,7 +515,9 @@ def test_what_oned_says_and_what_mends_it(cloud: Cloud, wanted: list[Finding]) -
     assert of_cloud(cloud, "fe") == wanted
 
 
-@pytest.mark.fault(61, "doctor names the datastore for VMs that the scheduler does not place, which oned refuses without")
+@pytest.mark.fault(
+    61, "doctor names the datastore for VMs that the scheduler does not place, which oned refuses without"
+)
 def test_shareable_image_is_deployed_into_a_system_datastore_of_its_clusters() -> None:
     def at(view: Datastore, cluster: int) -> Datastore:
         clusters = ElementTree.SubElement(view.element, "CLUSTERS")

@@ -41,7 +41,9 @@ class Target(NamedTuple):
 class Placement:
     """The hosts that VMs are to come to, and the memory that VMs have got on each of them by now."""
 
-    def __init__(self, hosts: Sequence[Host], datastores: Sequence[Datastore], groups: Sequence[View]) -> None:
+    def __init__(
+        self, hosts: Sequence[Host], datastores: Sequence[Datastore], groups: Sequence[View]
+    ) -> None:
         self._hosts = hosts
         self._systems = [
             store for store in datastores if store.is_system and store.driver == NAME and store.is_enabled

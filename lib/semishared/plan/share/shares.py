@@ -90,7 +90,8 @@ def new_share(path: str) -> str:
     """Return the `new:SIZE` that PATH asks for, '' where it names a directory.
 
     `oneimage create --path` puts the user's working directory before a relative path: new:10G comes as
-    /home/user/new:10G. No directory of such a name can be registered: SOURCE has no colon (share/registered.py).
+    /home/user/new:10G. No directory of such a name can be registered: SOURCE has no colon
+    (share/registered.py).
     """
     name = path.rpartition("/")[2] if path.startswith("/") else path
     return name if name.startswith(images.NEW_SHARE) else ""
