@@ -98,7 +98,8 @@ class Deploying(Oned):
             parse(f"<USER_TEMPLATE>{self.template[number]}</USER_TEMPLATE>", "USER_TEMPLATE")
         )
         where = self.on[number] or "h9"
-        record = f"<HISTORY><SEQ>0</SEQ><HOSTNAME>{where}</HOSTNAME><DS_ID>102</DS_ID></HISTORY>"
+        names = f"<HID>{where[1:]}</HID><HOSTNAME>{where}</HOSTNAME>"
+        record = f"<HISTORY><SEQ>0</SEQ>{names}<DS_ID>102</DS_ID></HISTORY>"
         found.element.append(parse(f"<HISTORY_RECORDS>{record}</HISTORY_RECORDS>", "HISTORY_RECORDS"))
         return found
 

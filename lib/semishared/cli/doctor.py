@@ -174,7 +174,7 @@ def _of_oned_conf(place: FrontEnd, said: Callable[[str, str], Found], otherwise:
     return _unless_wrong(lambda: said(edits.read(place.oned_conf), place.oned_conf), otherwise)
 
 
-def _cloud(moves: Mapping[str, str]) -> tuple[plan.Cloud, str]:
+def _cloud(moves: Mapping[str, str] = {}) -> tuple[plan.Cloud, str]:
     try:
         oned = Oned()
         all_stores = oned.datastores()

@@ -54,7 +54,7 @@ class Placement:
 
     def names(self, vm: Vm) -> bool:
         """Tell whether a VM is on one of the hosts."""
-        return vm.host in [host.name for host in self._hosts]
+        return not {*vm.host_ids[-1:]}.isdisjoint(host.id for host in self._hosts)
 
     def why_scheduled(self, vm: Vm) -> str:
         """Return what else decides where a VM goes, '' if it may be deployed."""
