@@ -111,6 +111,23 @@ def test_the_command_that_gc_names_works(site: ActionSite, capsys: pytest.Captur
     assert image.read_bytes()[3 << 20 : (3 << 20) + 1] != b"\x55"
 
 
+def test_the_command_that_gc_names_works_without_the_image(
+    site: ActionSite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vm, _ = written(site)
+    site.tm("delete", f"{HERE}:{site.disk(vm).parent}", vm, SYSTEM)
+    site.oned._done(site.oned.vm(vm))
+    ((number, _),) = site.oned.images.items()
+    del site.oned.images[number]
+    assert main.main(["commit", str(vm)]) == 1
+    said = gc(capsys, "--dry-run")
+    assert f"oned has no image {number} any more: semishared commit {vm} 0 --as-new-image NEW, or" in said
+    assert main.main(["commit", str(vm), "0", "--as-new-image", "NEW"]) == 0
+    words = shlex.split(capsys.readouterr().out.partition("`")[2].partition("`")[0])
+    content = Path(words[words.index("--source") + 1]).read_bytes()
+    assert content[3 << 20 : (3 << 20) + 65536] == b"\x55" * 65536
+
+
 @pytest.mark.fault(60, "a delta that a killed move has left is no snapshot")
 def test_a_delta_is_no_snapshot(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
     vm = site.vm(site.image())

@@ -184,12 +184,14 @@ def test_a_kept_disk_whose_image_takes_nothing_becomes_another_image() -> None:
     )
 
     def keep(**more: Any) -> str:
-        known = gc.Known({}, frozenset(), frozenset(), **more)
+        known = gc.Known({}, frozenset({(100, 3)}), frozenset(), **more)
         (kept,) = [found for found in gc.find([seen], known, 0, True) if found.kind == "kept"]
         return kept.keep
 
     then = "semishared commit 7 2 --as-new-image NEW, or semishared gc --discard .kept-7-0"
     assert keep(holders={3: frozenset({7, 9})}) == f"VM 9 has image 3: {then}"
+    gone = gc.find([seen], gc.Known({}, frozenset({(101, 3)}), frozenset()), 0, True)
+    assert gone[0].keep == f"oned has no image 3 any more: {then}"
     assert keep(cloned=frozenset({3})) == f"image 3 is not persistent any more: {then}"
     for more in ({}, {"holders": {3: frozenset({7}), 4: frozenset({9})}}, {"cloned": frozenset({4})}):
         assert keep(**more).startswith("semishared commit 7; ")

@@ -378,19 +378,17 @@ class _OnMachine:
 
     def _closed(self, vm: int, disk: int) -> str:
         """Return why a kept disk is not committed to its image, '' if oned says nothing against it."""
-        image = self._image_of(vm, disk)
-        others = self.known.holders.get(image, frozenset()) - {vm}
-        if image in self.known.cloned:
-            return f"image {image} is not persistent any more"
-        return f"VM {min(others)} has image {image}" if others else ""
-
-    def _image_of(self, vm: int, disk: int) -> int:
-        """Return the image of a disk by its lease, which a kept one has; -1 without one."""
         for base in self.machine.facts.root.bases:
             said = base_names.named(base.name)
+            # Its lease, which a kept disk has, tells its image.
             if said and any((lease.vm, lease.disk) == (vm, disk) for lease in base.leases):
-                return said.image
-        return -1
+                others = self.known.holders.get(said.image, frozenset()) - {vm}
+                if (said.store, said.image) not in self.known.images:
+                    return f"oned has no image {said.image} any more"
+                if said.image in self.known.cloned:
+                    return f"image {said.image} is not persistent any more"
+                return f"VM {min(others)} has image {said.image}" if others else ""
+        return ""
 
     def _root(self, root: BaseStore) -> Iterator[Finding]:
         for base in root.bases:
