@@ -66,6 +66,7 @@ class Oned(SchedulerOps):
         oned.rpc = Rpc(oned, lab.fe.pid)
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
+        oned.rpc.update_image = oned.image_update
         oned.rpc.actions = {"resched": oned.vm_resched, "resume": oned.vm_begin_to_resume}
         oned.rpc.deploy = oned.vm_begin_to_deploy
         return oned
@@ -78,6 +79,7 @@ class Oned(SchedulerOps):
         oned.rpc = Rpc(oned, None, 0)
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
+        oned.rpc.update_image = oned.image_update
         oned.rpc.actions = {"resched": oned.vm_resched, "resume": oned.vm_begin_to_resume}
         oned.rpc.deploy = oned.vm_begin_to_deploy
         runner.extra = {"ONE_XMLRPC": oned.rpc.url}

@@ -14,7 +14,7 @@ from .objects import Datastore, History, Host, Image, Vm, now
 from .settings import Settings
 from .states import FAILURE, STATE_NAMES, Img, Lcm
 from .states import Vm as State
-from .template import Template, cdata, parse
+from .template import Template, cdata, merge, parse
 from .transfer import Lines, is_volatile
 
 TemplateLike = Union[str, Template]
@@ -56,6 +56,16 @@ class Core:
         """Set attributes in a host's template, as what its probes say does; the others stay."""
         with self.data:
             self.host(host_id).template.update(as_template(attributes))
+
+    def vm_update(self, vm_id: int, attributes: TemplateLike, append: bool = True) -> None:
+        """Update a VM's user template, in any state: merge what is given, or put it in place of all."""
+        new = as_template(attributes)
+        with self.data:
+            vm = self.vm(vm_id)
+            if append:
+                merge(vm.user_template, new)
+            else:
+                vm.user_template = new
 
     def host(self, which: Union[int, str]) -> Host:
         """Find a host by id or name."""

@@ -12,7 +12,7 @@ from .core import Core, TemplateLike, as_template
 from .drivers import ActionFailed, Refused
 from .objects import Datastore, Image, now
 from .states import Img
-from .template import Template, scalar
+from .template import Template, merge, scalar
 
 _FILESYSTEM = "FILESYSTEM"
 _IMAGE_TYPES = {"OS": 0, "CDROM": 1, "DATABLOCK": 2, _FILESYSTEM: 7}
@@ -72,7 +72,7 @@ class ImageOps(Core):
     def datastore_update(self, datastore_id: int, attributes: TemplateLike) -> None:
         """Add attributes to a datastore."""
         with self.data:
-            self.datastore(datastore_id).template.update(as_template(attributes))
+            merge(self.datastore(datastore_id).template, as_template(attributes))
 
     def datastore_replace(self, datastore_id: int, attributes: TemplateLike) -> None:
         """Give a datastore another template, as Datastore::post_update_template does.
@@ -202,10 +202,15 @@ class ImageOps(Core):
                 raise Refused(f"Image {image_id} is in use or not ready")
             image.persistent = persistent
 
-    def image_update(self, image_id: int, attributes: TemplateLike) -> None:
-        """Add attributes to an image."""
+    def image_update(self, image_id: int, attributes: TemplateLike, append: bool = True) -> None:
+        """Update an image's template: merge what is given, or put it in place of all."""
+        new = as_template(attributes)
         with self.data:
-            self.image(image_id).template.update(as_template(attributes))
+            image = self.image(image_id)
+            if append:
+                merge(image.template, new)
+            else:
+                image.template = new
 
     def image_enable(self, image_id: int) -> None:
         """Take an image out of ERROR."""

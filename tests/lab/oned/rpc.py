@@ -13,10 +13,10 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .core import Core
 from .drivers import Refused
-from .template import Template, parse, render
+from .template import Template, merge, parse, parse_any, render
 
 _CLONE_NEWNET = 0x40000000
-_NO_AUTH, _NO_EXISTS, _NO_METHOD = 0x0100, 0x0400, -506
+_NO_AUTH, _NO_EXISTS, _API, _INTERNAL, _NO_METHOD = 0x0100, 0x0400, 0x1000, 0x2000, -506
 
 
 def listen(address: Tuple[str, int], pid: Optional[int] = None) -> socket.socket:
@@ -53,6 +53,8 @@ class Rpc:
         self.core = core
         self.allocate_datastore: Callable[[str], int] = lambda template: -1
         self.update_datastore: Callable[[int, str], None] = lambda number, attributes: None
+        self.update_vm: Callable[[int, Template, bool], None] = core.vm_update
+        self.update_image: Callable[[int, Template, bool], None] = lambda number, attributes, append: None
         self.actions: dict[str, Callable[[int], None]] = {}
         """What one.vm.action does, by the name of the action; begun, as oned does it, and gone on with after
         the answer.
@@ -132,6 +134,8 @@ class Rpc:
                 return [False, f"[{method}] Error getting datastore [{number}].", _NO_EXISTS]
             self.update_datastore(number, attributes)
             return [True, number, 0]
+        if method in ("one.vm.update", "one.image.update"):
+            return self._updated(method, *parameters[1:4])
         if method == "one.vm.action":
             action, number = parameters[1:]
             if action not in self.actions:
@@ -171,7 +175,7 @@ class Rpc:
             number, attributes, append = parameters[1:]
             if number not in self.notes or append != 1:
                 return [False, f"[{method}] Error getting document [{number}].", _NO_EXISTS]
-            self.notes[number][1].update(parse(str(attributes)))
+            merge(self.notes[number][1], parse(str(attributes)))
             return [True, number, 0]
         if method == "one.zonepool.info":
             return [True, f"<ZONE_POOL>{self.zones}</ZONE_POOL>", 0]
@@ -203,9 +207,30 @@ class Rpc:
                     f"<VM_POOL>{''.join(vm.to_xml(only_last=True) for vm in found_vms)}</VM_POOL>",
                     0,
                 ]
+            if method == "one.vmpool.infoset":
+                ids, extended = {int(word) for word in parameters[1].split(",") if word}, parameters[2]
+                found_vms = [vm for vm in core.vms.values() if vm.id in ids]
+                inner = "".join(vm.to_xml(only_last=not extended) for vm in found_vms)
+                return [True, f"<VM_POOL>{inner}</VM_POOL>", 0]
             if method in ("one.datastorepool.info", "one.hostpool.info", "one.imagepool.info"):
                 kind = method.split(".")[1][: -len("pool")]
                 pool_of = {"datastore": core.datastores, "host": core.hosts, "image": core.images}[kind]
                 inner = "".join(item.to_xml() for item in pool_of.values())  # type: ignore[attr-defined]
                 return [True, f"<{kind.upper()}_POOL>{inner}</{kind.upper()}_POOL>", 0]
         return [False, f"[{method}] method not served by the simulated oned", _NO_METHOD]
+
+    def _updated(self, method: str, number: int, text: str, how: int = 0) -> List[Any]:
+        """Update a VM or an image: how 0 replaces the template, 1 merges into it."""
+        update, ids, root = {
+            "one.vm.update": (self.update_vm, list(self.core.vms), "USER_TEMPLATE"),
+            "one.image.update": (self.update_image, list(self.core.images), "TEMPLATE"),
+        }[method]
+        if how not in (0, 1):
+            return [False, f"[{method}] Wrong update type", _API]
+        if number not in ids:
+            return [False, f"[{method}] Error getting object [{number}].", _NO_EXISTS]
+        try:
+            update(number, parse_any(text, root), how == 1)
+        except ValueError as e:
+            return [False, f"[{method}] Cannot update template. Parse error: {e}", _INTERNAL]
+        return [True, number, 0]

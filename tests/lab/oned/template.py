@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, Tuple, Union
+from typing import Dict, List, Mapping, Sequence, Tuple, Union
 from xml.etree import ElementTree
 
 Vector = Dict[str, str]
@@ -46,6 +46,51 @@ def add(template: Template, name: str, value: Union[str, Vector]) -> None:
         old.append(value)
     else:
         template[name] = value
+
+
+def merge(template: Template, new: Mapping[str, Value]) -> None:
+    """Update with append, as Template::merge does (src/template/Template.cc).
+
+    Each attribute that the new template names goes, all of that name, and the new ones come; a vector without
+    fields only goes. Attributes that it does not name stay.
+    """
+    for name, value in new.items():
+        template.pop(name, None)
+        many = [one for one in vectors(new, name) if one]
+        if isinstance(value, str):
+            template[name] = value
+        elif many:
+            template[name] = many if len(many) > 1 else many[0]
+
+
+def parse_any(text: str, root: str) -> Template:
+    """Read a template as text or, if it begins as such, as XML (Template::parse_str_or_xml)."""
+    if not text.startswith("<"):
+        return parse(text)
+    element = ElementTree.fromstring(text)
+    if element.tag != root:
+        raise ValueError(f"<{element.tag}> where <{root}> belongs")
+    return from_xml(element)
+
+
+def restricted_change(new: Template, base: Template, restricted: Sequence[str], append: bool) -> str:
+    """Return the attribute for which oned refuses a user's update, '' for none (Template::check_restricted).
+
+    `restricted`: NAME, which is compared as a single attribute alone, or NAME/FIELD of vectors. A single one
+    that an update leaves out is added to it.
+    """
+    for row in restricted:
+        name, slash, field = row.partition("/")
+        if slash:
+            was, now = (sorted(one[field] for one in vectors(of, name) if field in one) for of in (base, new))
+            if was != now and (name in new or (not append and name in base)):
+                return name
+        elif isinstance(new.get(name), str):
+            if new[name] != scalar(base, name):
+                return name
+        elif isinstance(base.get(name), str):
+            new[name] = base[name]
+    return ""
 
 
 def vectors(template: Mapping[str, Value], name: str) -> List[Vector]:
