@@ -13,10 +13,12 @@ setup() {
     printf '<PROBE><DATASTORE_LOCATION>%s</DATASTORE_LOCATION></PROBE>' "$BATS_TEST_TMPDIR/datastores" >"$BATS_TEST_TMPDIR/stdin"
 }
 
-@test "the probe prints one line for the host's template" {
+@test "the probe prints two lines for the host's template" {
     call "$probe" <"$BATS_TEST_TMPDIR/stdin"
     exits 0
     says_nothing
+    first=${output%%$'\n'*} output=${output#*$'\n'}
+    [[ $first == 'HEALTH_SEMISHARED = "OK"' ]] || wrong 'not that line'
     [[ $output == "SEMISHARED = [ VERSION = \"$(version)\", HEALTH = \"OK\", "*' ]' && $output != *$'\n'* ]] || wrong 'not that line'
 }
 
@@ -27,7 +29,7 @@ setup() {
         call "$probe" <"$stdin"
         exits 0
         says_nothing
-        [[ -z $output || $output == 'SEMISHARED = ['*']' ]] || wrong 'half a line'
+        [[ -z $output || $output == 'HEALTH_SEMISHARED = "'*'"'$'\n''SEMISHARED = ['*']' ]] || wrong 'half a line'
     done
     rm -r "$one/lib/semishared"
     call "$probe" <"$BATS_TEST_TMPDIR/stdin"

@@ -354,8 +354,8 @@ def probe(location: Path) -> list[str]:
             check=True,
             stdout=subprocess.PIPE,
         )
-    first, *others = done.stdout.decode().splitlines()
-    assert first.startswith("SEMISHARED = [ ")
+    health, first, *others = done.stdout.decode().splitlines()
+    assert health == 'HEALTH_SEMISHARED = "OK"' and first.startswith("SEMISHARED = [ ")
     return others
 
 

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health of a host, for its OpenNebula template: room for bases, and the stores of its disks.
 
+    HEALTH_SEMISHARED = "store 100 is not mounted"
     SEMISHARED = [ VERSION = "0.2.0", HEALTH = "store 100 is not mounted", STORES = "100 102", BASES = "3",
     LEASES = "17",
                    BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400", BOOT = "6f0c2a4e-...", ADDRESSES
                    = "10.0.0.3 fd00::3" ]
+
+HEALTH_SEMISHARED sorts before most of a host's attributes: Sunstone shows them page by page, and HEALTH
+within SEMISHARED is on the second. HEALTH has the same text, for one more release: policies of sites may read
+it.
 
 With a pool also POOL, the number of devices that take disks; POOL_FREE_MB and POOL_TOTAL_MB, their sums; and
 POOL_LARGEST_MB, the free space of the device with most. And for each of our system datastores that is no
@@ -53,6 +58,7 @@ from semishared.tools.this_machine import addresses
 from semishared.units import KiB, MiB
 
 LOCATION = "/var/lib/one/datastores"
+HEALTH = "HEALTH_SEMISHARED"
 ANSWER_S = 3
 """Seconds after which a store counts as hung."""
 
@@ -198,18 +204,17 @@ def _plain(text: str) -> str:
 
 
 def report(location: str) -> str:
-    """Return the line for the host's template."""
+    """Return the two lines for the host's template."""
     root = disk_names.base_store(location)
     offline.look(root)
     found = sorted(stores(location))
     bases = [base_names.base(root, name) for name in _names(base_names.bases(root))]
     stat = os.statvfs(location)
+    wrong = [*shared(location), *lost(root), *unwatched(root), *filter(None, map(trouble, found))]
+    health = ", ".join(wrong) or "OK"
     values = {
         "VERSION": VERSION,
-        "HEALTH": ", ".join(
-            [*shared(location), *lost(root), *unwatched(root), *filter(None, map(trouble, found))]
-        )
-        or "OK",
+        "HEALTH": health,
         "STORES": " ".join(map(os.path.basename, found)),
         "BASES": len(bases),
         "LEASES": sum(len(_names(base_names.leases(base))) for base in bases),
@@ -221,7 +226,7 @@ def report(location: str) -> str:
     }
     values.update({**pool(root), **memory(root)})
     inside = ", ".join(f'{key} = "{_plain(str(value))}"' for key, value in values.items())
-    return f"SEMISHARED = [ {inside} ]"
+    return f'{HEALTH} = "{_plain(health)}"\nSEMISHARED = [ {inside} ]'
 
 
 def main() -> int:
