@@ -40,7 +40,7 @@ from ..front.stores import Marked, mark
 from ..install import examine
 from ..install.oned_conf import quoted
 from ..install.preflight import Question, encoded, mounted
-from ..model.attributes import COMPATIBLE
+from ..model.attributes import COMPATIBLE, STORE
 from ..model.store import access
 from ..model.store import template as store_template
 from ..named import NamedTuple
@@ -452,16 +452,29 @@ def after(templates: list[Template], made: dict[str, int], marked: Marked) -> st
 
 
 def sunstone(template: Template) -> str:
-    """Return what to click for a datastore in Sunstone of OpenNebula 7.x."""
+    """Return what to click for a datastore, with the labels of Sunstone 7.2 and 7.4.
+
+    Steps of the form: General, Select Cluster, Configuration attributes, Custom Variables.
+    """
     is_image = template.type == IMAGE_TYPE
     lines = [
-        f"{template.name}: Storage > Datastores > Create Datastore",
-        f"  Datastore type: {'IMAGE' if is_image else 'SYSTEM'}   Name: {template.name}",
-        "  Storage backend: Custom",
-        *([f"  Datastore: Custom   Custom DS_MAD: {NAME}"] if is_image else []),
-        f"  Transfer: Custom    Custom TM_MAD: {NAME}",
-        "  Next: choose the clusters. Configuration attributes: leave as they are",
-        "  Custom Attributes: " + ("" if template.chosen else "none"),
+        f"{template.name}: Storage > Datastores > Create",
+        f"  General: Datastore type {'IMAGE' if is_image else 'SYSTEM'}, Name {template.name}, "
+        "Storage backend Custom",
+        *([f"    Datastore Custom, Custom DS_MAD {NAME}"] if is_image else []),
+        f"    Transfer Custom, Custom TM_MAD {NAME}",
+        "  Select Cluster: the cluster of the hosts",
+        "  Configuration attributes: nothing (for Custom it is empty)",
+        "  Custom Variables: " + ("" if template.chosen else "none"),
         *(f"    {name} = {value}" for name, value in template.chosen),
+        "  Finish",
     ]
-    return "\n".join([*lines, "  Finish", ""])
+    if is_image and template.attributes.get("DISK_TYPE", "") in ("", "FILE"):
+        lines += [
+            f"  Mark the store when it is mounted: `{NAME} setup --apply` finds the datastore by its name.",
+            f"    Then it is in Storage > Datastores > {template.name} > Info, panel Attributes: "
+            f"{STORE.name} = the id",
+            "    in .semishared/store of the tree. Attributes that you add later go into that panel too, "
+            "not through Update",
+        ]
+    return "\n".join([*lines, ""])
