@@ -188,6 +188,7 @@ STEPS = {
     "RenewVm": "disk.diff_rebase:renew",
     "ReplaceLostBases": "disk.report:before_boot",
     "ReportDisks": "disk.report:report",
+    "ReportVms": "disk.report:report_some",
     "ResizeShare": "share.life:resize",
     "RestGuest": "disk.snapshots:rest_for",
     "RestoreDisk": "disk.backup:restore",

@@ -151,7 +151,11 @@ def test_vms_are_named_by_id_or_name_or_host() -> None:
 def test_timer_is_printed_with_units_and_a_line_of_cron(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(arguments("--print-timer")) == 0
     said = capsys.readouterr().out
-    assert said.count("detach --due") == 2 and "[Timer]" in said and "/etc/cron.d/semishared-detach" in said
+    assert (
+        said.count("detach --due") == said.count("publish --due") == 2
+        and "[Timer]" in said
+        and "/etc/cron.d/semishared-detach" in said
+    )
 
 
 def test_a_row_says_what_became_of_a_disk() -> None:

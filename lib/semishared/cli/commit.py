@@ -22,6 +22,7 @@ from typing import Iterator, Optional
 
 from .. import NAME
 from ..errors import BadArguments, BadRecord, SemisharedError
+from ..front import publication
 from ..front.action import Action, carry_out
 from ..model import steps as s
 from ..model.base.steps import KeptDisk
@@ -70,13 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
     if not work:
         which = f"disk {arguments.disk} of " if arguments.disk is not None else ""
         put(f"{which}VM {vm.id}: nothing is local and of a persistent image, and nothing was kept")
-    failed = 2 if silent else 0
+    failed, error = 2 if silent else 0, ""
     for what, part in work:
         try:
             put(f"{what}: {carry_out(part, action)}", flush=True)
         except SemisharedError as e:
-            failed = 1
+            failed, error = 1, f"commit: {e.id} {e.detail}"
             warn(f"{what}: {e.line()}")
+    if work and not arguments.as_new_image:
+        publication.after(oned, action.config, {vm.id: error})
     return failed
 
 

@@ -21,7 +21,9 @@ import sys
 from typing import Dict, List, Optional, Tuple
 
 from .. import NAME
+from ..config import load
 from ..errors import BadAttribute
+from ..front import publication
 from ..front.detach import detach
 from ..install import timer
 from ..install.front_end import ONEADMIN
@@ -64,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     ids = list(disks) if disks is not None else [vm.id for vm in meant(oned.vms(), arguments)]
     with on.view(arguments) as view:
         rows = detach(ids, view.tell, rate=limit, transport=arguments.transport, disks=disks)
+    publication.after(oned, load(), ended(rows))
     # A VM that the command names must be done; without names, VMs that cannot be detached are skipped.
     bad = ("failed", "skipped") if arguments.vms else ("failed",)
     failed = [row for row in rows if row["how"] in bad and not (row["how"] == "skipped" and is_done(row))]
@@ -71,6 +74,16 @@ def run(arguments: argparse.Namespace) -> int:
     outcome = {"detached": detached, "failed": len(failed), "rows": rows}
     view.summary(lambda: show(rows, arguments.vms is None), outcome)
     return int(bool(failed))
+
+
+def ended(rows: List[Row]) -> Dict[int, str]:
+    """Return the VMs that have changed, or were to, each with what it failed with ('': nothing)."""
+    found: Dict[int, str] = {}
+    for row in rows:
+        if row["how"] in ("detached", "failed"):
+            error = f"detach: {row.get('id') or ''} {row['why']}" if row["how"] == "failed" else ""
+            found[row["vm"]] = found.get(row["vm"]) or error
+    return found
 
 
 def print_timer(command: str) -> int:

@@ -24,7 +24,7 @@ from typing import Iterator
 
 from ..config import load
 from ..errors import BadArguments, SemisharedError
-from ..front import fence_facts
+from ..front import fence_facts, vm_notes
 from ..front.fence import Fence
 from ..install import next_steps
 from ..opennebula.oned import Oned
@@ -131,6 +131,9 @@ def rescheduled(oned: Oned, vm: Vm, is_dry: bool) -> bool:
             oned.reschedule(vm.id)
     except SemisharedError as e:
         why = e.detail
+    if not is_dry:
+        # Its host is lost: `publish --due` says what oned knows.
+        vm_notes.leave(vm.id, f"failover: waits: {why}" if why else "")
     how = f"waits: {why}" if why else "would be rescheduled" if is_dry else "is rescheduled"
     say(f"VM {vm.id} ({vm.name}) {how}")
     return bool(why)

@@ -28,6 +28,7 @@ COMMANDS = {
     "gc": "remove what killed actions left over",
     "plan": "say what an action would do, and do nothing",
     "pool": "list, declare and check the local devices of hosts",
+    "publish": "write into OpenNebula, for Sunstone, where disks are",
     "setup": "make the datastores, or print their templates and what to click",
     "share": "list, resize and look after directories for guests",
     "stage": "put bases of images onto hosts before VMs need them there",

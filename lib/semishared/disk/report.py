@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks on a machine, from their records, for `semishared status`.
+"""The disks on a machine, from their records, for `semishared status` and `semishared publish`.
 
 And the unreadable records, for `semishared doctor`; and the bases in memory that guests need to boot: a lost
 one is made again.
@@ -8,12 +8,12 @@ one is made again.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Callable, Iterator
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator
 
 from ..base import cache
 from ..device import hot
 from ..errors import BadRecord, SemisharedError
-from ..model.base.steps import HotBase, ReportDisks, Reported, ReportedDisk, ReportedVm
+from ..model.base.steps import HotBase, ReportDisks, Reported, ReportedDisk, ReportedVm, ReportVms
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..tools import files, layers, progress
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 def report(step: ReportDisks) -> Reported:
     """Return the VM directories of the system datastores: their disks' records, and bytes on this host."""
-    found, put_aside, errors = [], [], []
+    found: list[ReportedVm] = []
+    put_aside, errors = [], []
     for system in step.systems:
         directory = f"{step.location}/{system}"
         try:
@@ -35,20 +36,32 @@ def report(step: ReportDisks) -> Reported:
         except OSError as e:
             errors.append(f"{directory} on {os.uname().nodename} cannot be read: {e.strerror}")
             continue
-        for name in names:
-            if not disk_names.is_number(name):
-                continue
-            progress.touch()
-            path = f"{directory}/{name}"
-            try:
-                numbers = records.numbers(path)
-            except NotADirectoryError:
-                continue  # a file of another program, not a VM directory
-            except OSError as e:
-                found.append(ReportedVm(int(name), system, [], str(e)))
-                continue
-            found.append(_of_vm(path, system, numbers))
+        found += _of_vms(directory, system, filter(disk_names.is_number, names))
     return Reported(found, put_aside, errors)
+
+
+def report_some(step: ReportVms) -> Reported:
+    """Return the same of some VMs, each in the system datastores in which it has a directory."""
+    found: list[ReportedVm] = []
+    for system in step.systems:
+        directory = f"{step.location}/{system}"
+        names = (str(vm) for vm in step.vms)
+        found += _of_vms(directory, system, (n for n in names if not files.is_absent(f"{directory}/{n}")))
+    return Reported(found, [], [])
+
+
+def _of_vms(directory: str, system: int, names: Iterable[str]) -> Iterator[ReportedVm]:
+    for name in names:
+        progress.touch()
+        path = f"{directory}/{name}"
+        try:
+            numbers = records.numbers(path)
+        except NotADirectoryError:
+            continue  # a file of another program, not a VM directory
+        except OSError as e:
+            yield ReportedVm(int(name), system, [], str(e))
+            continue
+        yield _of_vm(path, system, numbers)
 
 
 def _of_vm(vm_path: str, system: int, numbers: list[int]) -> ReportedVm:

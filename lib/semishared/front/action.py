@@ -55,6 +55,8 @@ class Action:
             self.config = self.config._replace(overlays_options=options)
         self.seq = -1
         """SEQ of the VM's last history record, -1 if unknown: every message carries it (disk/epochs.py)."""
+        self.vm = -1
+        """The VM that its words name, -1 before they are parsed, or for an action of no VM."""
         self.given: Dict[int, Dict[int, Given]] = {}
         """By VM, the disks that oned has given it, for an action that takes what another machine has written.
         """

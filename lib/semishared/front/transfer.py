@@ -50,6 +50,7 @@ def planned(action: Action) -> Plan:
     asked = getattr(getattr(args, shape), parse)(action.argv)
     found = {"action": action, "asked": asked}
     action.report.subject = lambda: _subject(found)
+    action.vm = args.of_words(asked).vm
     if first:
         action.expects(getattr(asked, first).host)
     planner, config = table.loaded(row), action.config
@@ -225,8 +226,25 @@ def _led(action: Action) -> Plan:
 def act(action: str, argv: list[str], report: Report) -> str:
     """Carry out a transfer action; nothing goes to stdout."""
     under_way = Action(action, argv, report)
-    if action in PLANNED:
-        carry_out(_led(under_way), under_way)
-    else:
-        ACTIONS[action](under_way)
+    try:
+        if action in PLANNED:
+            carry_out(_led(under_way), under_way)
+        else:
+            ACTIONS[action](under_way)
+    except SemisharedError as e:
+        _noted(under_way, f"{action}: {e.id} {e.detail}")
+        raise
+    _noted(under_way)
     return ""
+
+
+def _noted(action: Action, error: str = "") -> None:
+    """Leave a note that the VM's vector in oned is to be written: after all that the action has done."""
+    if action.vm < 0:
+        return
+    from . import vm_notes
+
+    if action.name == "delete" and not error and not args.is_disk(action.argv[0]):
+        vm_notes.leave_gone(action.vm)
+    else:
+        vm_notes.leave(action.vm, error)

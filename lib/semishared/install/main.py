@@ -61,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
 
     flag("--uninstall", "take semishared out again: files, words, settings", mode)
     flag("--apply", "also sync the hosts, restart oned and create the datastores", mode)
-    flag("--detach-timer", "also make a timer that runs `semishared detach --due` (systemd, or cron)")
+    flag(
+        "--detach-timer", "also make a timer of `semishared detach --due`, `publish --due` (systemd, or cron)"
+    )
     flag("--dry-run", "say what would change, change nothing")
     flag("--diff", "the same, with the changes of configuration files as a diff")
     flag("--yes", "do not ask (without a terminal nothing is asked anyway)")

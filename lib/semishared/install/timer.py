@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timer that detaches disks from stores: units of systemd, else a file for cron.
+"""The timer that detaches disks from stores, and publishes what Sunstone shows: units of systemd, else a file
+for cron.
 
 It is made on request, stays in an upgrade, and goes with the rest.
 """
@@ -36,7 +37,9 @@ def units(command: str, user: str) -> Dict[str, str]:
     what = "[Unit]\nDescription=VMs of OpenNebula let go of their images' stores\n"
     return {
         SERVICE: f"{what}After=opennebula.service\n\n"
-        f"[Service]\nType=oneshot\nUser={user}\nExecStart={command} detach --due\n",
+        f"[Service]\nType=oneshot\nUser={user}\n"
+        # The minus sign: a host that does not answer is no failure of the unit.
+        f"ExecStart=-{command} publish --due\nExecStart={command} detach --due\n",
         TIMER: f"{what}\n[Timer]\nOnActiveSec=2min\nOnUnitInactiveSec=2min\n"
         "\n[Install]\nWantedBy=timers.target\n",
     }
@@ -45,7 +48,9 @@ def units(command: str, user: str) -> Dict[str, str]:
 def crontab(command: str, user: str) -> Dict[str, str]:
     """Return the file for cron by its path; one run at a time. Raise CannotInstall."""
     _check_plain(command, user)
-    return {f"{CRON}/{NAMED}": f"*/2 * * * * {user} flock -n {command} {command} detach --due >/dev/null\n"}
+    line = f"*/2 * * * * {user} flock -n {command} {command}"
+    both = f"{line} detach --due >/dev/null\n*/2 * * * * {user} {command} publish --due >/dev/null\n"
+    return {f"{CRON}/{NAMED}": both}
 
 
 def _check_plain(*words: str) -> None:

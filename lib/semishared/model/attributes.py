@@ -147,6 +147,14 @@ CLASS = _disk(
     several=True,
 )
 BASES = _disk("SEMISHARED_BASES", ("disk", "ram"), "from where guests read the base of an overlay")
+STATE = Attribute(
+    "SEMISHARED_STATE",
+    (IMAGE,),
+    "nothing: `semishared publish` writes it, for Sunstone",
+    what="a line of text",
+    is_restricted=False,
+)
+"""Users may write it, and nothing reads it (plan/care/vm_vector.py says why)."""
 SHARE_ACCESS = _disk(
     "SEMISHARED_SHARE_ACCESS", ("virtiofs", "client"), "how a guest comes to a share", is_inherited=True
 )

@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import re
 import socket
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from xml.etree import ElementTree
 
 from ..errors import GoneFromOned, OnedUnavailable
 from .xml import Datastore, Host, Image, View, Vm, parse
+
+if TYPE_CHECKING:
+    from typing import Sequence
 
 URL = r"(https?)://(?:([^@/?#\s]*)@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(?::([0-9]{1,5}))?(/[!-~]*)?\Z"
 PIECE = 1 << 16
@@ -221,6 +224,11 @@ class Oned:
         """Return all VMs that are not DONE."""
         return self._pool(Vm, "vm", -2, -1, -1, -1)
 
+    def vms_of(self, ids: Sequence[int]) -> list[Vm]:
+        """Return these VMs whole, in one answer; a VM that is DONE may be among them, or missing."""
+        pool = parse(self._call("one.vmpool.infoset", ",".join(map(str, ids)), True), "VM_POOL")
+        return [Vm(element) for element in pool.findall("VM")]
+
     def newest_vm(self, from_id: int) -> int:
         """Return the highest id of VMs, DONE or not, -1 for none from `from_id` on."""
         return max((vm.id for vm in self._pool(Vm, "vm", -2, max(from_id, 0), -1, -2)), default=-1)
@@ -241,6 +249,18 @@ class Oned:
     def update_datastore(self, datastore_id: int, attributes: str) -> None:
         """Add attributes to a datastore's template."""
         self._answer("one.datastore.update", datastore_id, attributes, 1)
+
+    def update_vm(self, vm_id: int, attributes: str) -> None:
+        """Set attributes of a VM's user template; the others stay, also those that a user saves meanwhile.
+
+        oned merges in one step, in each state of the VM, while a driver works on it too (SEMISHARED = [ ]
+        removes one: VirtualMachine::append_template, Template::merge).
+        """
+        self._answer("one.vm.update", vm_id, attributes, 1)
+
+    def update_image(self, image_id: int, attributes: str) -> None:
+        """Set attributes of an image's template, the others stay; `NAME = [ ]` removes one."""
+        self._answer("one.image.update", image_id, attributes, 1)
 
     def reschedule(self, vm_id: int) -> None:
         """Have the scheduler find another host for a VM."""
@@ -288,7 +308,7 @@ class Oned:
     def _ask(self, method: str, object_id: int) -> bytes:
         return self._call(method, object_id)
 
-    def _call(self, method: str, *arguments: int) -> bytes:
+    def _call(self, method: str, *arguments: int | str) -> bytes:
         answer = self._answer(method, *arguments)
         if not isinstance(answer, str):
             raise OnedUnavailable(f"{method}: answer not understood")

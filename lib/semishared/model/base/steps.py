@@ -311,6 +311,15 @@ class ReportDisks(Step[Reported]):
     systems: tuple[int, ...]
 
 
+@looks
+class ReportVms(Step[Reported]):
+    """Report the disks of these VMs alone, for `semishared publish`; nothing of kept diffs."""
+
+    location: str
+    systems: tuple[int, ...]
+    vms: tuple[int, ...]
+
+
 class ServeBase(Step[Served]):
     """Send the extents `wanted` of a base, also of one that is being made here; packets follow as data."""
 
