@@ -94,9 +94,7 @@ def grow_older(site: ActionSite, seconds: float) -> None:
             os.utime(site.top / "semishared_vms" / name, (due - seconds, due - seconds))
 
 
-@pytest.mark.fault(
-    64, "where each disk of a VM is, and what is not committed of it, can be read in OpenNebula"
-)
+@pytest.mark.fault(64, "where each disk is, and what is not committed of it, is to be seen in Sunstone")
 def test_what_the_drivers_have_made_is_shown(site: ActionSite) -> None:
     overlay, beside = site.image("cow"), site.image("beside", SEMISHARED_PLACE="shared")
     vm = settled(site, overlay, beside)
@@ -124,9 +122,7 @@ def test_when_nothing_has_changed_oned_is_not_asked(site: ActionSite) -> None:
     assert len(requests(site, "update")) == 1 and not requests(site, "one.vm.info")[1:]
 
 
-@pytest.mark.fault(
-    64, "where each disk of a VM is, and what is not committed of it, can be read in OpenNebula"
-)
+@pytest.mark.fault(64, "where each disk is, and what is not committed of it, is to be seen in Sunstone")
 def test_what_is_not_committed_is_shown_until_it_is(
     site: ActionSite, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +161,28 @@ def test_what_a_vm_leaves_uncommitted_is_shown_of_its_image_until_it_is_discarde
     grow_older(site, vm_notes.LATER_S + 1)
     publish("--due")
     assert state_of(site, image) is None and notes(site) == {}
+
+
+def test_a_host_says_nothing_of_images_that_are_not_its_vms(site: ActionSite) -> None:
+    mine, other = (site.image(name, persistent=True, SEMISHARED_PLACE="local") for name in ("mine", "other"))
+    vm = settled(site, mine, how="ln")
+    write(site, vm)
+    publish("--due")
+    site.tm("delete", f"{HERE}:{site.disk(vm).parent}", vm, SYSTEM)
+    site.oned.vm(vm).state = DONE
+    (kept,) = site.system.glob(".kept-*")
+    record = kept / ".semishared/disk.0.json"
+    said = json.loads(record.read_text())
+    record.write_text(json.dumps({**said, "image": {**said["image"], "id": other}}))
+    publish("--due")
+    assert state_of(site, other) is None and state_of(site, mine) is None
+
+
+def test_a_vm_on_no_host_has_nothing_to_be_said(site: ActionSite) -> None:
+    vm = site.vm(site.image())
+    vm_notes.leave(vm)
+    publish("--due")
+    assert shown(site, vm) is None and notes(site) == {}
 
 
 def test_a_disk_that_is_detached_is_shown_as_that(

@@ -66,13 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     ids = list(disks) if disks is not None else [vm.id for vm in meant(oned.vms(), arguments)]
     with on.view(arguments) as view:
         rows = detach(ids, view.tell, rate=limit, transport=arguments.transport, disks=disks)
-    publication.after(oned, load(), ended(rows))
     # A VM that the command names must be done; without names, VMs that cannot be detached are skipped.
     bad = ("failed", "skipped") if arguments.vms else ("failed",)
     failed = [row for row in rows if row["how"] in bad and not (row["how"] == "skipped" and is_done(row))]
     detached = sum(row["how"] == "detached" for row in rows)
     outcome = {"detached": detached, "failed": len(failed), "rows": rows}
     view.summary(lambda: show(rows, arguments.vms is None), outcome)
+    publication.after(oned, load(), ended(rows))
     return int(bool(failed))
 
 

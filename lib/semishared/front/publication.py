@@ -45,6 +45,8 @@ IN_ONE = 100
 """VMs in one answer of oned's; and in one run of the timer."""
 WAIT_S = 60.0
 """Until another publisher has to be done."""
+SOON_S = 2.0
+"""The same for a command that has something else to do: the timer comes anyway."""
 PUBLISHED, SAME, PUT_OFF, GONE, FAILED = "published", "as before", "put off", "gone", "failed"
 
 
@@ -72,9 +74,9 @@ Said = Union[ReportedVm, SemisharedError]
 
 
 @contextmanager
-def publisher(oned: Oned, config: Config) -> Iterator[Publisher]:
+def publisher(oned: Oned, config: Config, wait_s: Optional[float] = None) -> Iterator[Publisher]:
     """Yield the only publisher of this front-end; raise ToolTimeout if another one is not done in time."""
-    with locks.exclusive(vm_notes.lock(), WAIT_S):
+    with locks.exclusive(vm_notes.lock(), WAIT_S if wait_s is None else wait_s):
         vm_notes.sweep(time.time())
         yield Publisher(oned, config)
 
@@ -89,10 +91,15 @@ def after(oned: Oned, config: Config, done: Mapping[int, str]) -> None:
     for vm, error in done.items():
         vm_notes.leave(vm, error)
     try:
-        with publisher(oned, config) as work:
+        with publisher(oned, config, SOON_S) as work:
             work.publish(sorted(done))
     except (SemisharedError, OSError):
         return
+
+
+def later() -> float:
+    """Return when a VM is looked at again without a new note."""
+    return time.time() + vm_notes.LATER_S
 
 
 class Publisher:
@@ -156,12 +163,14 @@ class Publisher:
             return Row(number, PUT_OFF, "OpenNebula is at work on it")
         if not systems or not vm.host:
             vm_notes.drop(number)
+            vm_notes.put_off(number, later())
             return Row(number, GONE, "it is on no host")
         where = place.machine if place else vm.host
         base = self._locations.get(systems[-1], "")
         try:
             location = os.path.dirname(absolute(base, "BASE_PATH"))
         except SemisharedError as e:
+            vm_notes.put_off(number, later())
             return Row(number, FAILED, e.line())
         return Job(vm, known, where, location, systems[-1], place is not None)
 
@@ -202,7 +211,8 @@ class Publisher:
         try:
             return self._write(job, said)
         except OnedUnavailable as e:
-            # Its note stays; GoneFromOned is one of these.
+            # As of a VM that its user has locked; its note stays. GoneFromOned is one of these.
+            vm_notes.put_off(job.vm.id, later())
             return Row(job.vm.id, FAILED, e.line())
 
     def _write(self, job: Job, said: Said) -> Row:
@@ -216,7 +226,7 @@ class Publisher:
         fields, states = vm_vector.vector(facts), vm_vector.image_states(facts)
         # Noted before they are written: a line that no file knows of would stay.
         lines = known._replace(images=tuple(sorted({*known.images, *states})))
-        again = time.time() + vm_notes.LATER_S if facts.may_change or seen is None else 0
+        again = later() if facts.may_change or seen is None else 0
         vm_notes.remember(vm.id, lines, again)
         is_new = not vm_vector.is_said(vm, fields)
         if is_new:
@@ -247,13 +257,14 @@ class Publisher:
         left: Dict[int, str] = {}
         try:
             if known.images and vm is not None and vm.host:
-                left = self._left(vm)
+                # A host has no word on images of other VMs.
+                left = {image: text for image, text in self._left(vm).items() if image in known.images}
             self._lines.update(left)
             self._say_of_images(number, {**dict.fromkeys(known.images, ""), **left})
         except SemisharedError as e:
-            vm_notes.put_off(number, time.time() + vm_notes.LATER_S)
+            vm_notes.put_off(number, later())
             return Row(number, FAILED, e.line())
-        again = time.time() + vm_notes.LATER_S if left else 0
+        again = later() if left else 0
         vm_notes.remember(number, Known(images=tuple(sorted(left))), again)
         vm_notes.drop(number)
         return Row(number, GONE, "what it has not committed is kept" if left else "")

@@ -225,7 +225,10 @@ class Oned:
         return self._pool(Vm, "vm", -2, -1, -1, -1)
 
     def vms_of(self, ids: Sequence[int]) -> list[Vm]:
-        """Return these VMs whole, in one answer; a VM that is DONE may be among them, or missing."""
+        """Return these VMs in one answer, whole but for all history records before the last.
+
+        A VM that is DONE is among them; one that oned does not know is missing.
+        """
         pool = parse(self._call("one.vmpool.infoset", ",".join(map(str, ids)), True), "VM_POOL")
         return [Vm(element) for element in pool.findall("VM")]
 
