@@ -197,7 +197,7 @@ def test_setup_prints_the_labels_of_sunstone(capsys: pytest.CaptureFixture[str])
         "  Mark the store when it is mounted: `semishared setup --apply` finds the datastore by its name.",
         "    Then it is in Storage > Datastores > semi_img > Info, panel Attributes: "
         "SEMISHARED_STORE = the id",
-        "    in .semishared/store of the tree. Attributes that you add later go into that panel too, "
+        "    that is in the tree's marker. Attributes that you add later go into that panel too, "
         "not through Update",
         "",
         "semi_sys: Storage > Datastores > Create",

@@ -39,6 +39,8 @@ JUDGED = {
     "whatever its age": "tools/inventory.py host/leftovers.py store/rbd/pool.py store/rbd/snapshots.py",
     "lock files that nobody holds, and in which nothing was counted by the time of a boot "
     "(epochs.is_recent)": "disk/vm_dir.py",
+    "when a text for people is written anew; each action on the VM has that done whatever the "
+    "time": "cli/publish.py front/publication.py front/vm_notes.py",
     "both times are the monitors'": "store/rbd/blocklist.py",
 }
 """A module that is added has no line: a clock may be set, while we wait or by days, and no two machines have

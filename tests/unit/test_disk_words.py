@@ -53,6 +53,7 @@ WORDS = {
 PLACES = {
     "opennebula/xml.py": "the view of it",
     "plan/libvirt/domain.py": "what is attached, as its record says",
+    "plan/care/vm_vector.py": "text for people: nothing follows from it",
     "plan/vm/checkpoint.py": "what oned has sent for this resume, whose disks a checkpoint is compared with",
     "plan/libvirt/filesystems.py": "directories for guests, in the same",
     "cli/commit.py": "a word of the command line",

@@ -51,6 +51,7 @@ ELSEWHERE = {
         "opennebula/oned.py",
         "semishared_key",
     ): "beside one_auth of a front-end",
+    ("front/vm_notes.py", "semishared_vms"): "beside the key, on each front-end",
     ("front/noted_datastores.py", "semishared_datastores"): "beside the key, on each front-end",
     ("opennebula/args.py", r"disk\.([0-9]{1,9})\Z"): "a word of oned, which knows of no layout",
     ("plan/vm/live_migration.py", "--migrate-disks"): "an option of virsh",

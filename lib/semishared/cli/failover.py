@@ -72,8 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.dry_run:
         proof = Fence(oned, config).fence(host.name)
         say(f"{host.name} is shut out of all stores (fence {proof.epoch})")
-    waiting = [rescheduled(oned, vm, arguments.dry_run) for vm in those_of(oned, host.id)]
-    return int(any(waiting))
+    waiting = 0
+    for vm in those_of(oned, host.id):
+        waits = rescheduled(oned, vm, arguments.dry_run)
+        waiting += waits
+        if not arguments.dry_run:
+            # `publish --due` says it: the host itself says nothing any more.
+            vm_notes.leave(vm.id, f"failover: {host.name} is lost, and the VM waits" if waits else "")
+    return int(waiting > 0)
 
 
 def say(text: str) -> None:
@@ -131,9 +137,6 @@ def rescheduled(oned: Oned, vm: Vm, is_dry: bool) -> bool:
             oned.reschedule(vm.id)
     except SemisharedError as e:
         why = e.detail
-    if not is_dry:
-        # Its host is lost: `publish --due` says what oned knows.
-        vm_notes.leave(vm.id, f"failover: waits: {why}" if why else "")
     how = f"waits: {why}" if why else "would be rescheduled" if is_dry else "is rescheduled"
     say(f"VM {vm.id} ({vm.name}) {how}")
     return bool(why)

@@ -474,7 +474,7 @@ def sunstone(template: Template) -> str:
             f"  Mark the store when it is mounted: `{NAME} setup --apply` finds the datastore by its name.",
             f"    Then it is in Storage > Datastores > {template.name} > Info, panel Attributes: "
             f"{STORE.name} = the id",
-            "    in .semishared/store of the tree. Attributes that you add later go into that panel too, "
+            "    that is in the tree's marker. Attributes that you add later go into that panel too, "
             "not through Update",
         ]
     return "\n".join([*lines, ""])
