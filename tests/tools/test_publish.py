@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -425,6 +426,16 @@ def test_it_may_be_killed_anywhere(site: ActionSite, tmp_path: Path) -> None:
         now = shown(site, vm), state_of(site, image), sorted(notes(site))
         assert [now[0].keys(), now[2]] == [fields.keys(), left], points[number - 1]
         assert now[0]["DISK0"] == fields["DISK0"] and now[1].startswith(line.partition(" since")[0])
+
+    # One that ends before the next run leaves no line on its image either.
+    begin()
+    lines = [number for number, name in enumerate(points, 1) if name.endswith("published an image")]
+    assert run(SEMISHARED_KILL_AT=str(lines[0])) == -9 and state_of(site, image)
+    site.tm("delete", f"{HERE}:{site.disk(vm).parent}", vm, SYSTEM)
+    (kept,) = site.system.glob(".kept-*")
+    shutil.rmtree(kept)
+    site.oned.vm(vm).state = DONE
+    assert run() == 0 and state_of(site, image) is None and notes(site) == {}
 
 
 def test_1000_vms_cost_a_bounded_number_of_questions(site: ActionSite) -> None:
