@@ -355,7 +355,11 @@ def probe(location: Path) -> list[str]:
             stdout=subprocess.PIPE,
         )
     health, first, *others = done.stdout.decode().splitlines()
-    assert health == 'HEALTH_SEMISHARED = "OK"' and first.startswith("SEMISHARED = [ ")
+    assert first.startswith("SEMISHARED = [ ")
+    assert health.partition(" = ")[::2] == (
+        "HEALTH_SEMISHARED",
+        first.split("HEALTH = ")[1].split(", STORES")[0],
+    )
     return others
 
 
