@@ -44,9 +44,10 @@ from .cloud import STORE, SYSTEM, Cloud, until
 from .rig import MACHINES, Listing, Rig, backing_of, file_digest, file_system, own_mounts, points
 from .rig import digest as digest_of
 from .snapshot_cases import SNAPSHOT_CASES
+from .stock_cases import STOCK_CASES
 
 OLD = 3 * 86400
-CASES = [*OTHER_CASES, *SNAPSHOT_CASES]
+CASES = [*OTHER_CASES, *SNAPSHOT_CASES, *STOCK_CASES]
 
 
 ALL = bool(os.environ.get("SEMISHARED_FULL"))

@@ -130,6 +130,7 @@ def write(store_dir: str, store: str, cloud: str = "") -> None:
     """Mark `store_dir` as store `store` of `cloud`; as root, give the marker to the directory's owner."""
     made = not os.path.isdir(f"{store_dir}/{dir_names.side()}")
     with beneath.directory(store_dir, dir_names.side(), make=True) as side:
+        files.remove_stale(side)  # of a killed run: no other action looks for it here
         files.write_json(
             f"{side}/{dir_names.MARKER}",
             {"version": VERSION, "id": store, **({"cloud": cloud} if cloud else {})},
