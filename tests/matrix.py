@@ -41,6 +41,7 @@ ACTIONS: Dict[str, str] = {
     "restore": "restore from a backup",
     "detach": "letting go of the store (`semishared detach`)",
     "limit": "its I/O class limits it (off: deploy; live: attach)",
+    "allocate": "SPARSE = no: all of its blocks are there when it is made",
 }
 PLACES = ("in-place", "overlay", "diff", "copy", "remote-first", "store-clone", "volatile")
 FORMATS = ("raw", "qcow2", "rbd")
@@ -84,6 +85,12 @@ def reason(cell: Cell) -> str:
         return "the VM is saved or shut down first; what runs is moved by migrate"
     if action in ("snap_revert", "restore") and mode == "live":
         return "oned allows it in POWEROFF only"
+    if action == "allocate" and mode == "live":
+        return "an attached disk is made by the same steps, before its guest has it"
+    if action == "allocate" and place == "in-place":
+        return "its guest has the image itself: SPARSE is of its upload then"
+    if action == "allocate" and format == "rbd":
+        return "a disk on the host is a file, whatever its image's store; images on Ceph have no such blocks"
     if action == "detach" and place != "remote-first":
         return "it lies over no image of a store that its guest could let go of"
     if place == "volatile" and action in (

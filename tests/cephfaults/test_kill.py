@@ -24,12 +24,14 @@ from lab import forks
 from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
+from semishared.model.refs import ImageRef
 from semishared.model.store import image_steps as i
+from semishared.model.store.access import MOUNTED
 from semishared.tools import layers, qemu_img
 from semishared.wire.session import Session
 from tools.ceph_cluster import running
 from tools.ceph_site import Site
-from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
+from tools.world import OVERLAY_OPTIONS, MiB, World, make_image, qemu_io
 
 TESTS = Path(__file__).resolve().parents[1]
 WATCH_S = 10
@@ -141,6 +143,28 @@ def remove(site: Site, number: int) -> List[s.Step]:
     return [i.RemoveImage(site.ref(number))]
 
 
+FILES = tempfile.TemporaryDirectory(prefix="semishared-mounted-")
+"""A mounted store, with images that are copied to the pool and from it."""
+
+
+def file(site: Site, number: int) -> List[s.Step]:
+    make_image(Path(FILES.name, f"{number}.qcow2"), "qcow2", 64 * MiB, "write -P 0xa1 1M 64k")
+    return []
+
+
+def from_file(site: Site, number: int) -> List[s.Step]:
+    to = site.ref(number)._replace(access=site.access.by_bridge())
+    return [i.CopyAcross(to, f"{FILES.name}/{number}.qcow2", "qcow2", MOUNTED, 64 * MiB)]
+
+
+def at_file(number: int) -> ImageRef:
+    return ImageRef(100, number, "qcow2", f"{FILES.name}/{number}.qcow2")
+
+
+def to_file(site: Site, number: int) -> List[s.Step]:
+    return [i.CopyAcross(at_file(number), f"one/one-{number}", "raw", site.access.by_bridge(), 64 * MiB)]
+
+
 CASES = {
     "mkfs": Case(
         nothing,
@@ -153,6 +177,13 @@ CASES = {
         lambda site, n: [i.CopyStored(site.ref(n, f"one/one-{n}-copy"), f"one/one-{n}")],
         lambda site, n: {f"one-{n}": [], f"one-{n}-copy": ["semishared-new"]},
         lambda site, n: [i.RemoveImage(site.ref(n, f"one/one-{n}-copy")), i.RemoveImage(site.ref(n))],
+    ),
+    "clone of a file": Case(file, from_file, lambda site, n: {f"one-{n}": ["semishared-new"]}, remove),
+    "clone to a file": Case(
+        image,
+        to_file,
+        lambda site, n: {f"one-{n}": []},
+        lambda site, n: [i.RemoveImage(at_file(n)), i.RemoveImage(site.ref(n))],
     ),
     "rm": Case(snapped, remove, lambda site, n: {}, remove),
     "freeze": Case(
@@ -210,7 +241,7 @@ CASES = {
         remove,
     ),
 }
-GIVEN_UP = ("mkfs", "clone of an image", "clone for a disk", "restore")
+GIVEN_UP = ("mkfs", "clone of an image", "clone of a file", "clone to a file", "clone for a disk", "restore")
 """Which oned does not repeat: it deletes what they were to make, or goes on with what there was."""
 REVERTS = ("snap_revert", "snap_flatten")
 
@@ -253,6 +284,10 @@ def killed(site: Site, name: str, number: int, at: int, again: bool, passed: Seq
                     return f"repeated: {found}, not {expected}"
                 if name in REVERTS and site.read(f"one-{number}", MiB, 4096) != b"\xa1" * 4096:
                     return "repeated: not the content of the snapshot"
+                if name == "clone of a file" and site.read(f"one-{number}", MiB, 3) != b"\xa1" * 3:
+                    return "repeated: not the content of the file"
+                if name == "clone to a file":
+                    qemu_io(at_file(number).source, "qcow2", "read -P 0xa1 1M 64k", "read -P 0 2M 64k")
             elif name == "restore":
                 # The host has not filled it yet: empty is the new content.
                 shown = "image shown" in passed[:at]

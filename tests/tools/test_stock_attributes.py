@@ -8,17 +8,21 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator
 
 import pytest
 
+import pool_devices
 from lab.oned import IMAGE_DS, ActionFailed
+from semishared.config import Config
 from semishared.errors import SemisharedError, StoreAbsent
 from semishared.front import backup, stores
+from semishared.model.device.steps import SetDevices
 from semishared.opennebula import oned
 from semishared.opennebula.xml import Datastore, Vm
 from semishared.store.dir import marker
 from semishared.tools import qemu_img
+from semishared.wire.session import Session
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 from tools.world import MiB, allocated, qemu_io
 
@@ -98,29 +102,70 @@ def active(site: ActionSite, vm: int) -> Path:
     return site.disk(vm).resolve()
 
 
+@pytest.fixture(params=["plain", "pool"])
+def devices(request: pytest.FixtureRequest, site: ActionSite) -> Iterator[str]:
+    """Let the host have a device for its disks, or none."""
+    if request.param == "plain":
+        yield "plain"
+        return
+    device = site.top / "device"
+    device.mkdir()
+    pool_devices.mount(device, 256)
+    try:
+        with Session("localhost", "test", Config()) as session:
+            session.ask(SetDevices(f"{site.location}/.semishared", (str(device),)))
+        yield "pool"
+    finally:
+        for vm in [vm.id for vm in site.oned.vms.values()]:
+            site.tm("delete", f"{HERE}:{site.system}/{vm}", vm, SYSTEM)
+        pool_devices.unmount(device)
+
+
+def lies_on(site: ActionSite, devices: str, place: str, vm: int) -> None:
+    """See that a disk lies where its host has devices for it."""
+    is_there = str(active(site, vm)).startswith(f"{site.top}/device/")
+    assert is_there == (devices == "pool" and place != "shared")
+
+
 @pytest.mark.fault(57, "SPARSE = no of a DISK or its image allocates all that its guest may write")
-@pytest.mark.parametrize("of", ["disk", "image"])
+@pytest.mark.parametrize(("of", "format"), [("disk", "raw"), ("image", "qcow2")])
 @pytest.mark.parametrize("place", ["overlay", "copy", "remote-first", "shared", "diff"])
-def test_a_disk_that_is_not_to_be_sparse_has_all_its_blocks(site: ActionSite, place: str, of: str) -> None:
+def test_a_disk_that_is_not_to_be_sparse_has_all_its_blocks(
+    site: ActionSite, devices: str, place: str, of: str, format: str, cell: Callable[..., None]
+) -> None:
     words = {"SEMISHARED_PLACE": "local"} if place == "diff" else {"SEMISHARED_LOCAL": place}
     words = {"SEMISHARED_PLACE": "shared"} if place == "shared" else words
     said = {"SPARSE": "NO"}
-    image = site.image(persistent=place == "diff", **words, **(said if of == "image" else {}))
+    image = site.image(format=format, persistent=place == "diff", **words, **(said if of == "image" else {}))
     vm = vm_with(site, IMAGE_ID=image, **(said if of == "disk" else {}))
     site.make("ln" if place == "diff" else "clone", vm)
+    lies_on(site, devices, place, vm)
     assert allocated(active(site, vm)) >= 8 * MiB
-    qemu_io(active(site, vm), "raw" if place == "copy" else "qcow2", "read -P 0xa1 1M 64k")
-    other = vm_with(site, IMAGE_ID=site.image("sparse", persistent=place == "diff", **words), SPARSE="yes")
+    made = format if place == "copy" else "qcow2"
+    qemu_io(active(site, vm), made, "read -P 0xa1 1M 64k")
+    other = vm_with(
+        site,
+        IMAGE_ID=site.image("sparse", format=format, persistent=place == "diff", **words),
+        SPARSE="yes",
+    )
     site.make("ln" if place == "diff" else "clone", other)
     assert allocated(active(site, other)) < 2 * MiB
+    if place != "shared":
+        cell("allocate", place, format, "off", devices)
+    elif devices == "plain":
+        cell("allocate", "store-clone", format, "off")
 
 
 @pytest.mark.parametrize("format", ["raw", "qcow2"])
-def test_a_volatile_disk_that_is_not_to_be_sparse_has_all_its_blocks(site: ActionSite, format: str) -> None:
+def test_a_volatile_disk_that_is_not_to_be_sparse_has_all_its_blocks(
+    site: ActionSite, devices: str, format: str, cell: Callable[..., None]
+) -> None:
     vm = vm_with(site, TYPE="FS", SIZE=16, FORMAT=format, FS="ext4", SPARSE="no")
     site.tm("mkimage", 16, format, f"{HERE}:{site.disk(vm)}", vm, SYSTEM)
+    lies_on(site, devices, "volatile", vm)
     assert allocated(active(site, vm)) >= 16 * MiB
     assert tag(content(site, active(site, vm), format), "TYPE") == "ext4"
+    cell("allocate", "volatile", format, "off", devices)
 
 
 def test_a_disk_that_grows_has_all_its_blocks(site: ActionSite) -> None:
