@@ -423,7 +423,7 @@ def test_a_bridge_marks_what_is_the_store(tmp_path: Path) -> None:
     store.mkdir()
     with pytest.raises(StoreAbsent, match="nothing is mounted at"):
         marker.mark(str(store), id_, (), False)
-    with pytest.raises(StoreAbsent, match="1 of 1 images are not on"):
+    with pytest.raises(StoreAbsent, match="1 of 1 images are not in it"):
         marker.mark(str(store), id_, (f"{store}/image",), False)
     (store / "image").touch()
     assert marker.mark(str(store), id_, (f"{store}/image",), False) == id_

@@ -35,7 +35,7 @@ from ..plan.care import gc as plan
 from ..plan.care import gc_places, gc_stores
 from ..plan.disk.disks import running_domain
 from ..tools import context_iso
-from ..tools.this_machine import is_here
+from ..tools.this_machine import are_one, is_here
 from ..units import human
 from ..wire.session import Session
 from . import command as on
@@ -171,14 +171,41 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
     found = []
     for location, stores in sorted(places.items()):
         systems = tuple(sorted(store.id for store in stores if store.is_system))
-        images = [store for store in stores if not store.is_system and not template.is_shares(store)]
-        marked = sorted((absolute(one.base_path, "BASE_PATH"), STORE.text(one)) for one in images)
-        shared, markers = tuple(path for path, _ in marked), tuple(store for _, store in marked)
-        look = LookAround(location, systems, shared, bool(here), markers)
-        found.append(_Question(os.uname().nodename, look, are_near))
-        look = LookAround(location, systems, (), True)
-        found += [_Question(name, look, is_near) for name, is_near in hosts.items() if name not in here]
+        looked = _mounted_at(stores, [name for name in hosts if name not in here])
+        found.append(
+            _Question(os.uname().nodename, _look(location, systems, looked.pop("", []), bool(here)), are_near)
+        )
+        for name, is_near in hosts.items():
+            if name not in here:
+                bridged = looked.pop(name, [])
+                found.append(
+                    _Question(name, _look(location, systems, bridged, True), is_near or bool(bridged))
+                )
+        # A bridge that is no host of OpenNebula's has stores alone.
+        found += [
+            _Question(name, _look(location, (), bridged, False), True) for name, bridged in looked.items()
+        ]
     return found
+
+
+def _mounted_at(stores: Iterable[Datastore], hosts: Sequence[str]) -> dict[str, list[Datastore]]:
+    """Return mounted stores by the machine that looks into them: '' the front-end, else a bridge of theirs."""
+    found: dict[str, list[Datastore]] = {}
+    for store in stores:
+        if store.is_system or template.is_shares(store):
+            continue
+        names = [] if template.kind(store).machine else template.bridges(store)
+        known = [host for name in names for host in hosts if are_one(name, host)]
+        machine = next(iter((*known, *names)), "")
+        found.setdefault("" if not machine or is_here(machine) else machine, []).append(store)
+    return found
+
+
+def _look(location: str, systems: tuple[int, ...], stores: Iterable[Datastore], libvirt: bool) -> LookAround:
+    marked = sorted((absolute(one.base_path, "BASE_PATH"), STORE.text(one)) for one in stores)
+    return LookAround(
+        location, systems, tuple(path for path, _ in marked), libvirt, tuple(id_ for _, id_ in marked)
+    )
 
 
 def known(

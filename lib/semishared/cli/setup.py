@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from typing import Any, Sequence
 
@@ -39,7 +38,7 @@ from ..front import fence_facts, noted_datastores
 from ..front.stores import Marked, mark
 from ..install import examine
 from ..install.oned_conf import quoted
-from ..install.preflight import Question, encoded, mounted
+from ..install.preflight import Question, encoded
 from ..model.attributes import COMPATIBLE, STORE
 from ..model.store import access
 from ..model.store import template as store_template
@@ -50,7 +49,7 @@ from ..opennebula.states import DatastoreType
 from ..opennebula.xml import Datastore
 from ..plan.care import compatible
 from ..plan.care.compatible import Change
-from ..plan.care.diagnosis import NETWORK, Finding, of_keys, path_of
+from ..plan.care.diagnosis import Finding, of_keys, path_of
 from ..plan.care.diagnosis_machines import of_shared
 from ..plan.image import attributes as known
 from ..tools import key
@@ -399,14 +398,7 @@ def mark_store(number: int, is_store: bool) -> Marked:
     ours = [store for store in oned.datastores() if store.driver == NAME and not store.is_system]
     (datastore,) = [store for store in ours if store.id == number]
     others = [store for store in ours if store.id != number]
-    return mark(oned, datastore, others, oned.images(), is_store, is_mount)
-
-
-def is_mount(directory: str) -> bool:
-    """Tell whether something is mounted for it or for all datastores, or it is on a shared file system."""
-    mount = mounted(directory)
-    above = {os.path.realpath(path) for path in (directory, os.path.dirname(directory))} - {"/"}
-    return mount.get("point") in above or bool(re.match(NETWORK, str(mount.get("type"))))
+    return mark(oned, datastore, others, oned.images(), is_store)
 
 
 def show(templates: list[Template], made: dict[str, int], files: dict[str, str], marked: Marked) -> None:

@@ -14,6 +14,7 @@ from .. import NAME
 from ..errors import BadArguments, BadAttribute, NoKey, ToolFailed, ToolTimeout
 from ..model.attributes import CLOUD
 from ..model.steps import Access
+from ..model.store.access import is_path
 from ..model.store import dir_names, rbd_names, template
 from ..model.store.rbd_names import Ceph, Opener
 from ..named import NamedTuple
@@ -184,7 +185,7 @@ def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]
     """Yield where a guest may write of a disk: its clone, if any, or the image; raise BadArguments."""
     if image.is_persistent or template.is_shares(store):
         yield image.source
-    elif not template.kind(store).is_mounted:
+    elif not is_path(image.source):
         yield rbd_names.clone(image.source, vm.id, disk.id)
     else:
         directory, _, name = absolute(image.source, "SOURCE").rpartition("/")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Callable, Iterable, Sequence
 
-from ..errors import SemisharedError, StoreAbsent
+from ..errors import HostUnreachable, SemisharedError, StoreAbsent
 from ..model.attributes import CLOUD, FS_ROOT, STORE
 from ..model.store import access as store_access
 from ..model.store import template
@@ -53,7 +53,7 @@ def mark(
     others: Sequence[Datastore],
     images: Iterable[Image],
     is_store: bool,
-    is_mount: Callable[[str], bool],
+    is_mount: Callable[[str], bool] = marker.is_mount,
 ) -> Marked:
     """Mark the store of a datastore and tell oned; raise SemisharedError if it is another's, or oned refuses.
 
@@ -86,18 +86,24 @@ def _mark_at_bridge(
     sources: Sequence[str],
     is_store: bool,
 ) -> Marked:
-    """Have the first bridge mark a store that the front-end need not mount."""
+    """Have the first bridge that answers mark a store that the front-end need not mount."""
     from ..model.store.datastore_steps import MarkStore
     from ..opennebula.report import Report
     from .action import Action
 
-    bridge, wanted = template.bridges(datastore)[0], STORE.text(datastore)
+    wanted, silent = STORE.text(datastore), []
     step = MarkStore(directory, wanted or os.urandom(16).hex(), tuple(sources), is_store)
-    try:
-        with Action("setup", [], Report("setup")).session(bridge) as session:
-            (found,) = session.run([step])
-    except StoreAbsent as e:
-        return Marked(wanted, e.detail)
+    for bridge in template.bridges(datastore):
+        try:
+            with Action("setup", [], Report("setup")).session(bridge) as session:
+                (found,) = session.run([step])
+            break
+        except StoreAbsent as e:
+            return Marked(wanted, e.detail)
+        except HostUnreachable as e:
+            silent.append(e.detail)
+    else:
+        return Marked(wanted, f"no bridge of datastore {datastore.id} answers: {'; '.join(silent)}")
     found = STORE.parsed(str(found), bridge)
     taken = [other for other in others if STORE.text(other) == found]
     if taken or wanted not in ("", found):
@@ -120,25 +126,13 @@ def _mark(
     if found and wanted:
         marker.check(directory, wanted)
         return Marked(wanted)
-    why_not = _doubt(directory, sources, lambda path: bool(found) or is_store(path))
+    why_not = marker.doubt(directory, sources, lambda path: bool(found) or is_store(path))
     if why_not:
         return Marked(wanted, why_not)
     store = found or wanted or os.urandom(16).hex()
     if not found:
         marker.write(directory, store)
     return Marked(store)
-
-
-def _doubt(directory: str, sources: Sequence[str], is_store: Callable[[str], bool]) -> str:
-    """Return why the directory might not be the store, '' if it is."""
-    if not os.path.isdir(directory):
-        return f"{directory} is not there"
-    missing = [source for source in sources if not marker.is_there(source)]
-    if missing:
-        return f"{len(missing)} of {len(sources)} images are not in it, e.g. {missing[0]}"
-    if not sources and not is_store(directory):
-        return f"nothing is mounted at {directory}"
-    return ""
 
 
 def is_stock(image: Image) -> bool:

@@ -47,15 +47,27 @@ class Kind(NamedTuple):
     """What SOURCE of an image looks like."""
     source_is: str
     """The same in words."""
+    url: str = "{source}"
+    """Where OpenNebula's downloader reads an image from the machine `host`; `words` are those of the Access."""
 
     @property
     def is_mounted(self) -> bool:
         return not self.machine
 
+    def is_in_doubt(self, marker: str) -> bool:
+        """Tell whether nothing would say that a store is there: a mounted one whose `marker` is ''."""
+        return not self.machine and not marker
+
 
 KINDS = {
-    "dir": Kind("dir", "", HERE, "{token}", "root", ("raw", "qcow2"), r"(?s)/.*", "a plain absolute path"),
-    "rbd": Kind("rbd", "RBD", "localhost", "one-{number}", "source", ("raw",), STORED, "POOL/IMAGE"),
+    "dir": Kind(
+        *("dir", "", HERE, "{token}", "root", ("raw", "qcow2"), r"(?s)/.*", "a plain absolute path"),
+        "ssh://{host}:{source}",
+    ),
+    "rbd": Kind(
+        *("rbd", "RBD", "localhost", "one-{number}", "source", ("raw",), STORED, "POOL/IMAGE"),
+        "rbd://{host}/{source}?{words}",
+    ),
 }
 
 
@@ -101,6 +113,16 @@ class Access(NamedTuple):
     def can(self) -> Kind:
         return KINDS[self.kind]
 
+    @property
+    def url_words(self) -> str:
+        """Return what a URL of an image says of this: who reads it, by which configuration."""
+        conf = f"&CEPH_CONF={self.conf}" if self.conf else ""
+        return f"CEPH_USER={self.bridge_user}{conf}"
+
+    def holds(self, source: str) -> bool:
+        """Tell whether SOURCE of an image is one of stores of this kind."""
+        return bool(re.match(self.can.source, source))
+
     def by_bridge(self) -> Access:
         """Return the same for the bridge, which has its own key alone, also for what hosts do otherwise."""
         return self._replace(user=self.bridge_user, reader=self.bridge_user, remote="", remote_secret="")
@@ -138,7 +160,7 @@ MOUNTED = Access()
 
 def check_source(store: Access, source: str, what: str = "source") -> str:
     """Return `source` if it names an image in a store of this kind; raise BadArguments."""
-    if not re.match(store.can.source, source):
+    if not store.holds(source):
         raise BadArguments(f"{what} is not {store.can.source_is}: {source!r}")
     return source
 

@@ -125,7 +125,7 @@ def refuse_stock(of: str, holder: Holder, template: Mapping[str, str]) -> None:
 
 def unmarked(datastore: Datastore) -> str:
     """Return what to say of a datastore whose store should have a marker and has none, '' of any other."""
-    if not kind(datastore).is_mounted or a.STORE.text(datastore):
+    if not kind(datastore).is_in_doubt(a.STORE.text(datastore)):
         return ""
     return (
         f"datastore {datastore.id} has no SEMISHARED_STORE: that its store is not mounted would not be "
@@ -173,13 +173,15 @@ def bridges(datastore: Holder) -> list[str]:
     return list(a.BRIDGE_LIST.words(datastore))
 
 
-def changer(datastore: Datastore, number: int) -> str:
-    """Return the machine that makes, changes and removes image `number` of a datastore, HERE for this one.
+def changers(datastore: Datastore, number: int) -> list[str]:
+    """Return the machines that make, change and remove image `number` of a datastore, HERE for this one.
 
-    A mounted store too may have bridges: then the front-end need not mount it.
+    The first one does it; if that does not answer, the next can. A mounted store too may have bridges: then
+    the front-end need not mount it.
     """
     found = bridges(datastore)
-    return found[number % len(found)] if found else kind(datastore).machine
+    at = number % len(found) if found else 0
+    return [*found[at:], *found[:at]] or [kind(datastore).machine]
 
 
 def machine(datastore: Datastore, number: int, host: str = HERE) -> str:
@@ -187,6 +189,4 @@ def machine(datastore: Datastore, number: int, host: str = HERE) -> str:
 
     That is its bridge, or `host`, which does the action; of a mounted store always `host`, which mounts it.
     """
-    of = kind(datastore).machine
-    found = bridges(datastore) if of else []
-    return found[number % len(found)] if found else of or host
+    return (changers(datastore, number)[0] if kind(datastore).machine else HERE) or host

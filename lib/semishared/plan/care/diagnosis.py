@@ -14,6 +14,7 @@ from ...errors import SemisharedError
 from ...model.attributes import TM_CONF
 from ...model.store import lost as rows
 from ...model.store import template
+from ...model.store.dir_names import NETWORK
 from ...named import NamedTuple
 from ...opennebula.args import absolute
 from ...opennebula.xml import Datastore, Host, Image, Object, View
@@ -256,10 +257,6 @@ def path_of(store: Datastore) -> str:
         return absolute(store.base_path, "BASE_PATH")
     except SemisharedError:
         return ""
-
-
-NETWORK = r"(nfs4?|ceph|lustre|gpfs|beegfs|glusterfs|gfs2|ocfs2|9p|virtiofs|fuse\..*)\Z"
-"""Types of file systems that several machines may have."""
 
 
 class Fenced(NamedTuple):

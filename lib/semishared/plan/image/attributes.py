@@ -117,7 +117,7 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
         share.tree(view)
         return
     access = template.access(view)
-    template.changer(view, 0)
+    template.changers(view, 0)
     machine = template.machine(view, 0)
     if machine:
         template.pool(view)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Mapping, Tuple
 
-from ...errors import BadAttribute, NotSupported, RestrictedPath
+from ...errors import BadAttribute, HostUnreachable, NotSupported, RestrictedPath
 from ...model.exchange import AskOned, Here, Part, T, ask, here, warn
 from ...model.refs import ImageRef, Step
 from ...model.store import access as store_access
@@ -40,6 +40,8 @@ class Asked(NamedTuple):
     """A name that no image has."""
     node: str
     """The front-end's name."""
+    bridge: str = ""
+    """The bridge of a mounted store that has answered, '' if none was asked yet."""
 
     @property
     def access(self) -> store_access.Access:
@@ -63,7 +65,12 @@ class Asked(NamedTuple):
     @property
     def machine(self) -> str:
         """The machine that changes the store, '' for this one."""
-        return template.changer(self.datastore, max(self.image.id, 0))
+        return self.bridge or self.machines[0]
+
+    @property
+    def machines(self) -> list[str]:
+        """The machines that may change the store, this one first."""
+        return template.changers(self.datastore, max(self.image.id, 0))
 
     @property
     def format(self) -> str:
@@ -144,7 +151,7 @@ def clone(asked: Asked) -> Part[str]:
     The copy has the format that the datastore's DRIVER says, and may come from another kind of store.
     """
     new, path, number = asked.new, asked.image.path, asked.image.number("CLONING_ID")
-    is_across = store_access.is_path(path) != asked.access.can.is_mounted
+    is_across = not asked.access.holds(path)
     if number >= 0 and (is_across or asked.datastore.attribute("DRIVER")):
         original = yield AskOned("image", number)
         wanted = _wanted(asked, original)
@@ -174,22 +181,18 @@ def _copied_across(asked: Asked, new: ImageRef, original: Image) -> Part[None]:
     if original.source != asked.image.path:
         raise BadAttribute(f"PATH is {asked.image.path!r}, image {original.id} is at {original.source!r}")
     ref = images.image_ref(original, datastore)
-    on_ceph = datastore if asked.access.can.is_mounted else asked.datastore
-    machine = template.machine(on_ceph, original.id) or asked.machine
+    machines = [template.machine(store, original.id) for store in (asked.datastore, datastore)]
+    machine = next(filter(None, (*machines, asked.machine)), "")
     is_elsewhere = bool(machine) and machine != "localhost"
     for mounted in (new, ref):
-        if is_elsewhere and mounted.access.can.is_mounted and not mounted.access.marker:
+        if is_elsewhere and mounted.access.can.is_in_doubt(mounted.access.marker):
             raise NotSupported(
                 f"{machine} is to copy image {original.id} from one kind of store to another, and nothing "
                 f"would tell whether {mounted.root} is mounted there: `semishared setup --apply` marks it"
             )
-    image = new._replace(access=_at_bridge(new.access))
-    step = d.CopyAcross(image, ref.source, ref.format, _at_bridge(ref.access), asked.max_size)
+    image = new._replace(access=new.access.by_bridge())
+    step = d.CopyAcross(image, ref.source, ref.format, ref.access.by_bridge(), asked.max_size)
     yield from (ask(machine, step) if machine else here(step))
-
-
-def _at_bridge(access: store_access.Access) -> store_access.Access:
-    return access if access.can.is_mounted else access.by_bridge()
 
 
 def rm(asked: Asked) -> Part[str]:
@@ -224,13 +227,10 @@ def export(asked: Asked) -> Part[str]:
 
     image, machine = asked.stored, asked.machine
     digest, _ = yield from asked.done(d.DigestImage(image, "md5"))
-    source = image.source
-    if machine and asked.access.can.is_mounted:
-        source = f"ssh://{machine}:{source}"
-    elif machine:
-        conf = f"&CEPH_CONF={image.access.conf}" if image.access.conf else ""
-        host = asked.node if machine == "localhost" else machine
-        source = f"rbd://{host}/{source}?CEPH_USER={image.access.bridge_user}{conf}"
+    host, source = asked.node if machine == "localhost" else machine, image.source
+    if machine:
+        url = image.access.can.url
+        source = url.format(host=host, source=source, words=image.access.url_words)
     facts = {
         "IMPORT_SOURCE": source,
         "MD5": digest,
@@ -282,20 +282,42 @@ def planned(action: str, asked: Asked) -> Part[str]:
         )
     if action in MAKE:
         template.refuse_stock("datastore", asked.datastore, asked.datastore.fields("TEMPLATE"))
-    if action != stat.__name__ and asked.machine and asked.access.can.is_mounted:
-        if not asked.access.marker:
-            raise BadAttribute(
-                f"BRIDGE_LIST of datastore {asked.datastore.id} needs its SEMISHARED_STORE: nothing else "
-                f"tells whether the store is mounted on {asked.machine}; `semishared setup --apply` marks it"
-            )
-        yield from ask(asked.machine, d.CheckStore(asked.access, asked.root))
-    if action != stat.__name__ and not asked.machine:
-        yield Here(d.CheckStore(asked.access, asked.root))
-        doubt = template.unmarked(asked.datastore)
-        if doubt and action in CHANGES:
-            store = asked.datastore.id if asked.datastore.element.find("IMAGES/ID") is not None else -1
-            removed = asked.image.source if action == rm.__name__ else ""
-            yield from here(d.RefuseMountPoint(asked.directory, store, removed))
-        if doubt:
-            yield warn(doubt)
+    if action != stat.__name__:
+        asked = yield from _reached(action, asked)
     return (yield from ACTIONS[action](asked))
+
+
+def _reached(action: str, asked: Asked) -> Part[Asked]:
+    """See that a mounted store is there, on a machine that answers; return the request for that machine.
+
+    That a bridge does not answer is known before anything is changed, so the next one can do it.
+    """
+    store, access = asked.datastore, asked.access
+    if asked.machine and access.can.is_in_doubt(access.marker):
+        raise BadAttribute(
+            f"BRIDGE_LIST of datastore {store.id} needs its SEMISHARED_STORE: nothing else tells whether the "
+            f"store is mounted on {asked.machine}; `semishared setup --apply` marks it"
+        )
+    if asked.machine and not access.marker:
+        return asked
+    silent = []
+    for machine in asked.machines:
+        at = asked._replace(bridge=machine)
+        try:
+            yield from at.done(d.CheckStore(access, asked.root))
+            break
+        except HostUnreachable as e:
+            silent.append(machine)
+            if len(silent) == len(asked.machines):
+                raise HostUnreachable(
+                    f"no bridge of datastore {store.id} answers, of {' '.join(silent)}: {e.detail}"
+                ) from None
+            yield warn(f"bridge {machine} of datastore {store.id} is passed over: {e.detail}")
+    doubt = template.unmarked(store)
+    if doubt and action in CHANGES:
+        number = store.id if store.element.find("IMAGES/ID") is not None else -1
+        removed = asked.image.source if action == rm.__name__ else ""
+        yield from here(d.RefuseMountPoint(asked.directory, number, removed))
+    if doubt:
+        yield warn(doubt)
+    return at

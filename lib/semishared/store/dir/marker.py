@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from typing import TYPE_CHECKING
 
 from ...errors import OtherStore, StoreAbsent, StoreUnavailable
 from ...model.store import dir_names
 from ...named import NamedTuple
 from ...tools import beneath, files
+
+if TYPE_CHECKING:
+    from typing import Callable, Sequence
 
 BELOW = dir_names.side(dir_names.MARKER)
 VERSION = 1
@@ -105,23 +110,41 @@ def is_there(source: str) -> bool:
     return True
 
 
+def is_mount(directory: str) -> bool:
+    """Tell whether something is mounted for it or for all datastores, or it is on a shared file system."""
+    from ...tools import mounts
+
+    mount = mounts.of(directory)
+    above = {os.path.realpath(path) for path in (directory, os.path.dirname(directory))} - {"/"}
+    return mount.point in above or bool(re.match(dir_names.NETWORK, mount.type))
+
+
+def doubt(directory: str, sources: Sequence[str], is_store: Callable[[str], bool]) -> str:
+    """Return why a directory without a marker might not be the store, '' if it is.
+
+    `sources` are its images, by oned; without any `is_store` decides.
+    """
+    if not os.path.isdir(directory):
+        return f"{directory} is not there"
+    missing = [source for source in sources if not is_there(source)]
+    if missing:
+        return f"{len(missing)} of {len(sources)} images are not in it, e.g. {missing[0]}"
+    if not sources and not is_store(directory):
+        return f"nothing is mounted at {directory}"
+    return ""
+
+
 def mark(directory: str, store: str, sources: tuple[str, ...], is_store: bool) -> str:
     """Return the id in the marker of the store at `directory`, here on a bridge; write it unless it is there.
 
     Raise StoreAbsent for a directory that might be a mere mount point.
     """
-    from ...tools import mounts
-
     found = read(directory)
     if found:
         return found
-    node = os.uname().nodename
-    missing = [source for source in sources if not is_there(source)]
-    if missing:
-        raise StoreAbsent(f"{len(missing)} of {len(sources)} images are not on {node}, e.g. {missing[0]}")
-    above = {os.path.realpath(path) for path in (directory, os.path.dirname(directory))} - {"/"}
-    if not sources and not is_store and mounts.of(directory).point not in above:
-        raise StoreAbsent(f"nothing is mounted at {directory} on {node}")
+    why_not = doubt(directory, sources, lambda path: is_store or is_mount(path))
+    if why_not:
+        raise StoreAbsent(f"on {os.uname().nodename} {why_not}")
     write(directory, store)
     return store
 
