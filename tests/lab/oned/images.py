@@ -70,9 +70,16 @@ class ImageOps(Core):
         return number
 
     def datastore_update(self, datastore_id: int, attributes: TemplateLike) -> None:
-        """Add attributes to a datastore."""
+        """Add attributes to a datastore, which may be drivers.
+
+        VMs keep theirs: Datastore::disk_attribute has copied TM_MAD into each DISK when it was made.
+        """
+        given = as_template(attributes)
         with self.data:
-            merge(self.datastore(datastore_id).template, as_template(attributes))
+            ds = self.datastore(datastore_id)
+            merge(ds.template, given)
+            ds.ds_mad = scalar(given, "DS_MAD") or ds.ds_mad
+            ds.tm_mad = scalar(given, "TM_MAD") or ds.tm_mad
 
     def datastore_replace(self, datastore_id: int, attributes: TemplateLike) -> None:
         """Give a datastore another template, as Datastore::post_update_template does.
