@@ -76,6 +76,7 @@ TITLES = {
     64: "An operator who has Sunstone alone sees where disks are and what may be lost",
     65: "What is to be clicked has the names that Sunstone has",
     62: "A bridge that is off holds nothing up",
+    63: "Copies for a backup run as its datastore says",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

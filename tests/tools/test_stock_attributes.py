@@ -6,20 +6,21 @@ refused by name where it is first read, and stops nothing from going; what can w
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
 import pool_devices
-from lab.oned import IMAGE_DS, ActionFailed
+from lab.oned import IMAGE_DS, ActionFailed, objects
 from semishared.config import Config
-from semishared.errors import SemisharedError, StoreAbsent
-from semishared.front import backup, stores
+from semishared.errors import BadAttribute, SemisharedError, StoreAbsent
+from semishared.front import stores
 from semishared.model.device.steps import SetDevices
-from semishared.opennebula import oned
-from semishared.opennebula.xml import Datastore, Vm
+from semishared.opennebula.xml import Datastore
+from semishared.plan.disk.backup import Priority, priority
 from semishared.store.dir import marker
 from semishared.tools import qemu_img
 from semishared.wire.session import Session
@@ -453,12 +454,65 @@ def test_setup_marks_a_store_through_its_bridge(tmp_path: Path) -> None:
         stores.mark(told, datastore, [other], [], True, lambda _: False)  # type: ignore[arg-type]
 
 
-def test_prebackup_says_what_its_copies_do_not_keep_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "<DATASTORE><ID>102</ID><DS_MAD>rsync</DS_MAD><TEMPLATE><RSYNC_IONICE>3</RSYNC_IONICE>"
-    text += "<RSYNC_NICE>-1</RSYNC_NICE><RESTIC_NICE>5</RESTIC_NICE></TEMPLATE></DATASTORE>"
-    monkeypatch.setattr(oned.Oned, "__init__", lambda _self: None)
-    monkeypatch.setattr(oned.Oned, "datastore", lambda _self, number: Datastore.parse(text))
-    config = "<BACKUPS><BACKUP_CONFIG><LAST_DATASTORE_ID>102</LAST_DATASTORE_ID></BACKUP_CONFIG></BACKUPS>"
-    (said,) = backup._unconfined(Vm.parse(f"<VM><ID>3</ID>{config}</VM>"))
-    assert said.startswith("RSYNC_IONICE of datastore 102: ")
-    assert not list(backup._unconfined(Vm.parse("<VM><ID>3</ID></VM>")))
+BACKUPS, SHIM = (
+    102,
+    """#!/bin/bash
+[ "$1" != convert ] || { cut -d " " -f 19 /proc/$$/stat; ionice -p $$; } >> %s
+exec /usr/bin/qemu-img "$@"
+""",
+)
+
+
+def backup(site: ActionSite, **template: str) -> List[str]:
+    """Have a VM that is off backed up for a datastore with a template; return how qemu-img ran: nice, class."""
+    said, shim = site.top / "ran", site.top / "bin/qemu-img"
+    shim.parent.mkdir()
+    shim.write_text(SHIM % said)
+    shim.chmod(0o755)
+    site.oned.runner.extra["PATH"] = f"{shim.parent}:{os.environ['PATH']}"  # type: ignore[attr-defined]
+    path = f"{site.location}/{BACKUPS}"
+    site.oned.datastores[BACKUPS] = objects.Datastore(
+        BACKUPS, "backups", 3, "rsync", "-", path, {"TYPE": "BACKUP_DS", **template}
+    )
+    vm = site.vm(site.image())
+    site.make("clone", vm)
+    config = f"<BACKUP_CONFIG><LAST_DATASTORE_ID>{BACKUPS}</LAST_DATASTORE_ID></BACKUP_CONFIG>"
+    xml = site.oned.vm(vm).to_xml().replace("<BACKUPS>", f"<BACKUPS>{config}", 1)
+    assert config in xml
+    where = f"{HERE}:{site.disk(vm).parent}"
+    site.tm("prebackup", where, 0, f"one-{vm}", "-", vm, SYSTEM, stdin=xml)
+    assert (site.disk(vm).parent / "backup/disk.0.0").exists()
+    return said.read_text().splitlines()
+
+
+@pytest.mark.fault(63, "copies for a backup of a VM that is off run as RSYNC_NICE and RSYNC_IONICE say")
+def test_copies_for_a_backup_run_as_its_datastore_says(site: ActionSite) -> None:
+    found = backup(site, RSYNC_NICE="7", RSYNC_IONICE="5", RSYNC_CPU_QUOTA="50", RESTIC_NICE="9")
+    nice = min(os.nice(0) + 7, 19)
+    assert found == [str(nice), "best-effort: prio 5"]
+    assert f"RSYNC_CPU_QUOTA of datastore {BACKUPS}: its driver keeps to that" in site.oned.calls[-1].stderr
+
+
+def test_without_a_word_they_run_in_the_idle_class(site: ActionSite) -> None:
+    assert backup(site, RSYNC_NICE="-1", RESTIC_IONICE="5") == [str(os.nice(0)), "idle"]
+    assert "its driver keeps to that" not in site.oned.calls[-1].stderr
+
+
+def test_what_a_backup_datastore_says_in_vain_is_said_by_name() -> None:
+    def found(live: bool, **template: str) -> Tuple[Priority, str]:
+        inside = "".join(f"<{name}>{value}</{name}>" for name, value in template.items())
+        text = f"<DATASTORE><ID>102</ID><DS_MAD>rsync</DS_MAD><TEMPLATE>{inside}</TEMPLATE></DATASTORE>"
+        return priority(Datastore.parse(text), live=live)
+
+    assert found(False, RSYNC_NICE="5", RSYNC_IONICE="3") == (Priority(5, 3), "")
+    assert found(False, RSYNC_NICE="-1", RSYNC_IONICE="-1") == (Priority(0, -1), "")
+    at, said = found(True, RSYNC_NICE="5", RSYNC_MAX_RIOPS="100")
+    assert said.startswith("RSYNC_NICE, RSYNC_MAX_RIOPS of datastore 102: ") and "a running VM" in said
+    for wrong in (
+        {"RSYNC_NICE": "20"},
+        {"RSYNC_IONICE": "8"},
+        {"RSYNC_NICE": "low"},
+        {"RSYNC_IONICE": "\u0663"},
+    ):
+        with pytest.raises(BadAttribute, match=f"{next(iter(wrong))} of datastore 102 is"):
+            found(False, **wrong)

@@ -31,7 +31,7 @@ from ..model.store import dir_names
 from ..named import NamedTuple
 from ..tools import files, inspection, layers, progress, qemu_img
 from ..tools.effects import point
-from ..tools.rate_limit import standing_back
+from ..tools.rate_limit import priority, standing_back
 from . import guard, records, recovery, vm_dir
 from .epochs import Planned
 from .save_as import opened
@@ -79,10 +79,11 @@ def back_up(step: BackUp, planned: Planned, ask: room.Ask | None) -> None:
             if step.domain:
                 _copy_running(step, staged, disks)
             else:
+                within = priority(step.nice, step.io_level)
                 for disk, found in disks.items():
                     target = disk_names.backup_copy(staged, disk)
                     with opened(found.record, found.path, found.format) as source, standing_back():
-                        qemu_img.convert(source, found.format, target, "qcow2", direct=True)
+                        qemu_img.convert(source, found.format, target, "qcow2", direct=True, within=within)
                         files.fsync(target)
                     point("disk copied")
             files.write(f"{staged}/vm.xml", step.xml.encode())

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Iterator, Tuple
 
 from ..errors import (
     BackupCancelled,
@@ -90,30 +90,23 @@ def _before(action: Action, asked: args.Backup, *, live: bool) -> Plan:
         action.seq = vm.seq
         # In base64: that is how upstream's drivers write and read it.
         xml = base64.encodebytes(given).decode("ascii")
-        for text in _unconfined(vm):
-            action.report.info(text)
-        yield from plan.prebackup(asked, vm, xml, _base_path(), live=live, are_one=this_machine.are_one)
+        at, in_vain = _priority(vm, live=live)
+        if in_vain:
+            action.report.info(in_vain)
+        yield from plan.prebackup(
+            asked, vm, xml, _base_path(), live=live, are_one=this_machine.are_one, at=at
+        )
 
 
-CONFINEMENT = ("CPU_QUOTA", "IONICE", "MAX_RIOPS", "MAX_WIOPS", "MEMORY_MAX_MB", "NICE")
-
-
-def _unconfined(vm: Vm) -> Iterator[str]:
-    """Yield what is to be said of attributes of the backup datastore that our copies do not keep to."""
+def _priority(vm: Vm, *, live: bool) -> Tuple[plan.Priority, str]:
+    """Return how the copies run, by the template of the backup datastore; raise BadAttribute."""
     from ..opennebula.oned import Oned
 
     number = vm.number("BACKUPS/BACKUP_CONFIG/LAST_DATASTORE_ID")
     try:
-        store = Oned().datastore(number) if number >= 0 else None
+        return plan.priority(Oned().datastore(number), live=live) if number >= 0 else (plan.Priority(), "")
     except OnedUnavailable:
-        return
-    names = [f"{store.store_driver.upper()}_{what}" for what in CONFINEMENT] if store else []
-    said = [name for name in names if store and store.attribute(name) not in ("", "-1")]
-    if store and said:
-        yield (
-            f"{', '.join(said)} of datastore {store.id}: its driver keeps to that, the copies of disks that "
-            f"are made for it do not"
-        )
+        return plan.Priority(), ""
 
 
 def postbackup(asked: args.Backup) -> Plan:

@@ -14,8 +14,8 @@ from .. import NAME
 from ..errors import BadArguments, BadAttribute, NoKey, ToolFailed, ToolTimeout
 from ..model.attributes import CLOUD
 from ..model.steps import Access
-from ..model.store.access import is_path
 from ..model.store import dir_names, rbd_names, template
+from ..model.store.access import is_path
 from ..model.store.rbd_names import Ceph, Opener
 from ..named import NamedTuple
 from ..opennebula.args import absolute

@@ -239,6 +239,10 @@ class BackUp(Step[None]):
     """'' if the VM is off."""
     freeze: str
     xml: str
+    nice: int = 0
+    """How much less CPU priority the copies of a VM that is off have (nice(1))."""
+    io_level: int = -1
+    """Their level in the best-effort I/O class, 0 to 7; -1: the idle class."""
 
 
 class EndBackup(Step[None]):

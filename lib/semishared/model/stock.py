@@ -66,6 +66,10 @@ CACHE = "only with `CACHE_ENABLE`, which is refused"
 BACKUP = (
     "the backup driver keeps it; the copies that `prebackup` makes do not, and a line in oned.log says so"
 )
+PRIORITY = (
+    "the backup driver keeps it, and so do the copies that `prebackup` makes of a VM that is off{}; QEMU itself "
+    "copies the disks of a running VM, and a line in oned.log says so"
+)
 LVM = "no disk of this driver is a logical volume"
 VCENTER = "vCenter has gone from OpenNebula"
 REPLICA = (
@@ -178,11 +182,11 @@ ROWS: Tuple[Row, ...] = (
         DATASTORE,
         DIFFERENT,
         ("*_CPU_QUOTA", BACKUP),
-        ("*_IONICE", BACKUP),
+        ("*_IONICE", PRIORITY.format(" (without it in the idle class)")),
         ("*_MAX_RIOPS", BACKUP),
         ("*_MAX_WIOPS", BACKUP),
         ("*_MEMORY_MAX_MB", BACKUP),
-        ("*_NICE", BACKUP),
+        ("*_NICE", PRIORITY.format("")),
     ),
     *_rows(
         DISK,

@@ -171,15 +171,16 @@ def convert(
     foreign: bool = False,
     rate: int = 0,
     direct: bool = False,
+    within: Sequence[str] = (),
 ) -> None:
     """Write an independent sparse copy of `source`, with all of its backing chain, to the new file `target`.
 
     `rate`: bytes per second, 0 for no limit. `direct`: without the page cache, where the file system of
-    `target` supports that.
+    `target` supports that. `within`: words of programs that start it (rate_limit.priority).
     """
     shared, limits = ["--force-share"] if share else [], [*FOREIGN, "--"] if foreign else []
     pace, how = ["-r", str(rate)] if rate else [], _past_the_cache(target) if direct else []
-    argv = [*limits, "qemu-img", "convert", *shared, *pace, *how, *_format(source, source_format)]
+    argv = [*within, *limits, "qemu-img", "convert", *shared, *pace, *how, *_format(source, source_format)]
     work([*argv, "-O", target_format, source, target])
 
 

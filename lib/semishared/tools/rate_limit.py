@@ -56,6 +56,12 @@ def stand_back(nice: int = 0) -> None:
         _begin()
 
 
+def priority(nice: int, io_level: int) -> list[str]:
+    """Return the words before a program that has `nice` less CPU priority and, unless -1, that I/O level."""
+    level = ["ionice", "-c2", f"-n{io_level}"] if io_level >= 0 else []
+    return [*(["nice", "-n", str(nice)] if nice else []), *level]
+
+
 @contextmanager
 def standing_back() -> Iterator[None]:
     """Run the block, and the programs it starts, in the idle I/O class, if permitted.

@@ -14,13 +14,15 @@ And save-as: an independent copy of one disk as a new image.
 
 from __future__ import annotations
 
-from typing import Callable, Mapping
+import re
+from typing import Callable, Mapping, Tuple
 
-from ...errors import BadArguments, NotSupported
+from ...errors import BadArguments, BadAttribute, NotSupported
 from ...model import steps as s
 from ...model.exchange import Download, Feed, On, Plan, Say, ask
 from ...model.store import access as store_access
 from ...model.store import template
+from ...named import NamedTuple
 from ...opennebula.args import Backup, Restore, ToImage
 from ...opennebula.states import LcmState
 from ...opennebula.xml import Datastore, Vm
@@ -37,8 +39,54 @@ def directory(asked: Backup, base_path: str) -> str:
     return f"{base_path}/{asked.place.vm}/{NAME}" if base_path else f"{asked.place.path}/{NAME}"
 
 
+class Priority(NamedTuple):
+    """How the copies of a VM that is off run: CPU priority and I/O level as BackUp has them."""
+
+    nice: int = 0
+    io_level: int = -1
+
+
+UNSET = -1
+"""What stock's drivers take for no value of such an attribute."""
+CONFINED = ("NICE", "IONICE")
+"""What the backup datastore's template says, as RSYNC_NICE, of the copies of a VM that is off."""
+UNCONFINED = ("CPU_QUOTA", "MAX_RIOPS", "MAX_WIOPS", "MEMORY_MAX_MB")
+"""What it says of a slice of systemd's, which our copies run in none of."""
+
+
+def priority(store: Datastore, *, live: bool) -> Tuple[Priority, str]:
+    """Return how copies for a backup datastore run, and what its template says in vain ('' for nothing).
+
+    QEMU itself copies the disks of a running VM: that work has no process of its own. Raise BadAttribute.
+    """
+    driver = store.store_driver.upper()
+    nice = _number(store, f"{driver}_NICE", -20, 19)
+    level = _number(store, f"{driver}_IONICE", UNSET, 7)
+    names = [f"{driver}_{what}" for what in (*(CONFINED if live else ()), *UNCONFINED)]
+    said = [name for name in names if store.attribute(name) not in ("", str(UNSET))]
+    why = "QEMU copies the disks of a running VM" if live else "our copies run in no slice of systemd's"
+    in_vain = (
+        f"{', '.join(said)} of datastore {store.id}: its driver keeps to that, and {why}" if said else ""
+    )
+    return Priority(0 if nice == UNSET else nice, level), in_vain
+
+
+def _number(store: Datastore, name: str, least: int, most: int) -> int:
+    text = store.attribute(name) or str(UNSET)
+    if not re.match(r"-?[0-9]{1,2}\Z", text) or not least <= int(text) <= most:
+        raise BadAttribute(f"{name} of datastore {store.id} is {text[:40]!r}, not {max(least, 0)} to {most}")
+    return int(text)
+
+
 def prebackup(
-    asked: Backup, vm: Vm, xml: str, base_path: str, *, live: bool, are_one: Callable[[str, str], bool]
+    asked: Backup,
+    vm: Vm,
+    xml: str,
+    base_path: str,
+    *,
+    live: bool,
+    are_one: Callable[[str, str], bool],
+    at: Priority = Priority(),  # noqa: B008 - immutable
 ) -> Plan:
     """Plan prebackup; `xml` is the future vm.xml. Raise NotSupported for another kind of backup."""
     if vm.backup_setting("MODE") == "INCREMENT":
@@ -73,7 +121,7 @@ def prebackup(
     ids = tuple(str(number) for number in asked.disks)
     place = asked.place
     back_up = s.BackUp(
-        place.vm, place.path, directory(asked, base_path), ids, domain, freeze if domain else "NONE", xml
+        place.vm, place.path, directory(asked, base_path), ids, domain, freeze if domain else "NONE", xml, *at
     )
     yield On(place.host, (back_up,))
 
