@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attributes of OpenNebula's own drivers ask for, in the kill suite: disks that are not sparse, images in
-another format, the marker of a store that a bridge has.
+"""What attributes of OpenNebula's own drivers ask for, in the kill suite: disks that are not sparse, images
+in another format, the marker of a store that a bridge has.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def has_all_blocks(rig: Rig, disk: int = 0) -> bool:
 
 
 def _dense(name: str, made: Callable[[Rig], Plan], **rest: Any) -> Case:
-    """Return the case of a disk that its plan makes and allocates: an action that ends well has all blocks."""
+    """Return the case of a disk that its plan makes and allocates: at its end all blocks are there."""
 
     def act(rig: Rig, environment: Environment) -> None:
         carried(rig, environment, made(rig))
@@ -65,7 +65,7 @@ def _dense(name: str, made: Callable[[Rig], Plan], **rest: Any) -> Case:
     return Case(name, act, **rest)
 
 
-def _cloned(image: Stored, **attributes: str) -> Callable[[Rig], Plan]:
+def _cloned(image: Stored, **attributes: Any) -> Callable[[Rig], Plan]:
     told = facts(image, SPARSE="no", **attributes)
     return lambda rig: disks.clone(from_image(rig, source(rig, image)), *told, OPTIONS)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An administrator who does what a page of docs/how-to says, command by command, on a simulated oned.
 
-The commands of a section are its indented lines; what follows three spaces explains. OpenNebula's commands are
-carried out by the simulated oned, ours and the shell's really; one that is neither fails the test.
+The commands of a section are its indented lines; what follows three spaces explains. The simulated oned
+carries out OpenNebula's commands, ours and the shell's are run; one that is neither fails the test.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Callable, Dict, List
 
+from lab.oned.objects import Datastore
 from lab.oned.template import parse
 from tools.oned_site import ROOT, ActionSite
 
@@ -65,7 +66,7 @@ class Admin:
 
     # -- OpenNebula's commands ----------------------------------------------------------------------
 
-    def datastore(self, name: str) -> object:
+    def datastore(self, name: str) -> Datastore:
         return next(one for one in self.oned.datastores.values() if name in (one.name, str(one.id)))
 
     def image(self, name: str) -> int:
@@ -74,18 +75,18 @@ class Admin:
     def datastore_update(self, words: List[str]) -> str:
         append, name, file = words
         assert append == "--append", "without it the template is replaced"
-        self.oned.datastore_update(self.datastore(name).id, parse(Path(file).read_text()))  # type: ignore[attr-defined]
+        self.oned.datastore_update(self.datastore(name).id, parse(Path(file).read_text()))
         return ""
 
     def image_create(self, words: List[str]) -> str:
         assert words[0] == "-d" and words[2::2] == ["--name", "--type", "--path"]
         _, store, _, name, _, kind, _, path = words
-        return str(self.oned.image_create(self.datastore(store).id, name, path=path, type=kind))  # type: ignore[attr-defined]
+        return str(self.oned.image_create(self.datastore(store).id, name, path=path, type=kind))
 
     def image_clone(self, words: List[str]) -> str:
         image, name, option, store = words
         assert option == "-d"
-        return str(self.oned.image_clone(self.image(image), name, self.datastore(store).id))  # type: ignore[attr-defined]
+        return str(self.oned.image_clone(self.image(image), name, self.datastore(store).id))
 
     def image_persistent(self, words: List[str]) -> str:
         self.oned.image_persistent(self.image(words[0]), True)

@@ -82,8 +82,7 @@ def test_a_datastore_gets_our_drivers_and_its_old_ones_back(admin: Admin) -> Non
     vm = site.vm(raw, layer)
     for number, action in enumerate(("clone", "ln")):
         disk = site.disk(vm, number)
-        source = site.source((raw, layer)[number])
-        site.tm(action, f"fe:{source}", f"{HERE}:{disk}", vm, OLD)
+        site.tm(action, f"fe:{site.source((raw, layer)[number])}", f"{HERE}:{disk}", vm, OLD)
         qemu_io(disk, "qcow2", "read -P 0xa1 1M 64k")
     admin.follow(lines[-1:], IMAGE="raw", NEW="copied")
     qemu_io(site.source(admin.image("copied")), "raw", "read -P 0xa1 1M 64k")
@@ -134,7 +133,7 @@ def test_what_only_a_real_oned_shows_is_named() -> None:
         assert "of the disk's" in " ".join((HOW_TO / page).read_text().replace("\n", " ").split())
 
 
-# -- beside.md -------------------------------------------------------------------------------------------
+# -- beside-stock.md ------------------------------------------------------------------------------------
 
 
 def said(words: str) -> str:
@@ -143,10 +142,9 @@ def said(words: str) -> str:
     return words
 
 
-def pair(site: Site, **stock: str) -> None:
+def pair(site: Site) -> None:
     site.oned.datastore_create('NAME="sys101" TYPE="SYSTEM_DS" TM_MAD="semishared"', 101)
     site.oned.datastore_create('NAME="img100" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared"', 100)
-    site.oned.datastore_update(OLD, stock)
 
 
 def test_a_vm_of_both_is_refused_where_the_page_says_so(site: Site) -> None:

@@ -197,6 +197,7 @@ def hooked(cloud: Cloud) -> Iterator[None]:
         cloud.oned.rpc.hooks.clear()
 
 
+ETC = "/var/lib/one/remotes/etc/datastore"
 FAULTS: Dict[str, Fault] = {
     # name: how to plant it, severity, machine, what is said, what mends it
     "oned.conf of a new package": (
@@ -327,6 +328,17 @@ FAULTS: Dict[str, Fault] = {
         "fe",
         "SHARED = NO",
         "onedatastore update 101",
+    ),
+    "file of a stock driver that an action would refuse": (
+        lambda c: commands(
+            c.lab.fe,
+            f"mkdir -p {ETC}; echo SUPPORTED_FS=reiserfs > {ETC}/datastore.conf",
+            f"rm {ETC}/datastore.conf",
+        ),
+        "broken",
+        "fe",
+        "SUPPORTED_FS of datastore.conf has reiserfs",
+        "edit the file",
     ),
     "datastore older than a setting": (
         lambda c: attribute(c.oned.datastores[STORE].template, "LN_TARGET", "SYSTEM"),

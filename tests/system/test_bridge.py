@@ -73,7 +73,7 @@ def test_another_machine_makes_copies_exports_and_removes_the_images(bridged: Cl
         sources = [cloud.source(number) for number in (image, copy, empty)]
         for source, data in zip(sources, (DATA, DATA, bytes(len(DATA)))):
             assert cloud.read(source, format, len(DATA), node=h2) == data
-        # Stock's downloader runs `ssh HOST "cat 'PATH'"` for such a URL (datastore_mad/remotes/downloader.sh).
+        # For such a URL datastore_mad/remotes/downloader.sh runs `ssh HOST "cat 'PATH'"`.
         found = exported(cloud, image)
         host, _, path = found["IMPORT_SOURCE"].removeprefix("ssh://").partition(":")
         assert host in BRIDGES.split() and path == sources[0]

@@ -17,7 +17,7 @@ import pool_devices
 from lab.oned import IMAGE_DS, ActionFailed, objects
 from semishared.config import Config
 from semishared.errors import BadAttribute, SemisharedError, StoreAbsent
-from semishared.front import stores
+from semishared.front import stock_conf, stores
 from semishared.model.device.steps import SetDevices
 from semishared.opennebula.xml import Datastore
 from semishared.plan.disk.backup import Priority, priority
@@ -367,6 +367,45 @@ def inspected(path: str) -> str:
 # -- bridges of mounted stores -----------------------------------------------------------------------
 
 
+def store(driver: str = "semishared", kind: str = "FILE", more: str = "") -> Datastore:
+    inside = f"<TEMPLATE><DISK_TYPE>{kind}</DISK_TYPE>{more}</TEMPLATE>"
+    return Datastore.parse(
+        f"<DATASTORE><ID>7</ID><TYPE>0</TYPE><DS_MAD>{driver}</DS_MAD>{inside}</DATASTORE>"
+    )
+
+
+@pytest.mark.fault(63, "doctor names what a file of the site's says in vain, or what an action would refuse")
+def test_doctor_reads_the_files_of_the_site(tmp_path: Path) -> None:
+    def doubts(*ours: Datastore, others: Tuple[Datastore, ...] = (), **files: str) -> stock_conf.Doubts:
+        for name in ("ceph", "fs"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / f"{name}.conf").write_text(files.get(name, ""))
+        (tmp_path / "datastore.conf").write_text(files.get("datastore", ""))
+        (tmp_path / "tmrc").write_text(files.get("tmrc", ""))
+        return stock_conf.doubts(str(tmp_path), str(tmp_path / "tmrc"), ours, others)
+
+    file, ceph = store(), store(kind="RBD")
+    shipped = "POOL_NAME=one\nSTAGING_DIR=/var/tmp\nRBD_FORMAT=2\nDD_BLOCK_SIZE=64k\nCEPH_TRASH=no\n"
+    asked = {"ceph": shipped, "fs": "DD_BLOCK_SIZE=64k", "datastore": 'SUPPORTED_FS="ext2,ext3,ext4,xfs"'}
+    assert doubts(file, ceph, **asked) == ((), ()), "what OpenNebula's packages bring asks for nothing"
+    said = "POOL_NAME=other\nSTAGING_DIR=/data\nRBD_FORMAT=1\nDD_BLOCK_SIZE=1M\n"
+    refused, in_vain = doubts(file, ceph, ceph=said, fs="DD_BLOCK_SIZE=2M")
+    assert [text.split(" of ")[0] for text in in_vain] == [
+        *("STAGING_DIR = '/data'", "DD_BLOCK_SIZE = '1M'", "RBD_FORMAT = '1'", "DD_BLOCK_SIZE = '2M'")
+    ]
+    assert all("has no effect here" in text for text in in_vain)
+    assert len(refused) == 1 and "POOL_NAME of ceph.conf is 'other'" in refused[0]
+    # What another driver reads is that driver's, and what none of ours would read is nobody's.
+    others = (store("ceph"), store("fs"))
+    assert doubts(file, ceph, others=others, ceph=said, fs="DD_BLOCK_SIZE=2M").in_vain == ()
+    assert doubts(file, ceph=said) == ((), ())
+    wrong = doubts(file, datastore="SUPPORTED_FS=reiserfs", tmrc="QCOW2_OPTIONS='-b /etc/shadow'").refused
+    files = [text.partition(" has ")[0].partition(" is ")[0] for text in wrong]
+    assert files == ["SUPPORTED_FS of datastore.conf", "QCOW2_OPTIONS of tmrc"]
+    (odd,) = doubts(file, tmrc="QCOW2_OPTIONS=$(cat x)").refused
+    assert "nothing but a plain value is read" in odd
+
+
 @pytest.fixture
 def bridged(site: ActionSite) -> ActionSite:
     """Return a site whose datastore has a bridge: this machine, spoken to as a host."""
@@ -464,7 +503,7 @@ exec /usr/bin/qemu-img "$@"
 
 
 def backup(site: ActionSite, **template: str) -> List[str]:
-    """Have a VM that is off backed up for a datastore with a template; return how qemu-img ran: nice, class."""
+    """Have a VM that is off backed up, as a datastore's template says; return how qemu-img ran."""
     said, shim = site.top / "ran", site.top / "bin/qemu-img"
     shim.parent.mkdir()
     shim.write_text(SHIM % said)

@@ -24,8 +24,7 @@ from typing import Callable, Iterable
 
 from ..config import Config, load
 from ..errors import BadArguments, ImageChanged, SemisharedError
-from ..front.action import answering
-from ..front.noted_datastores import whole
+from ..front.action import answering, datastore
 from ..model.base import steps as base_steps
 from ..model.refs import ImageRef
 from ..named import to_data
@@ -175,7 +174,7 @@ def reference(command: Command, name: str) -> ImageRef:
     known = command.images.get((int(store), int(image)))
     if known is None or not known.source:
         raise ImageChanged(f"image {image} is not in OpenNebula any more, its base cannot be fetched anew")
-    return image_ref(known, whole(command.oned.datastore(known.store_id)))._replace(generation=generation)
+    return image_ref(known, datastore(command.oned, known.store_id))._replace(generation=generation)
 
 
 def _verified(dry_run: bool, row: Row) -> str:

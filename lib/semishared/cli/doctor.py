@@ -22,7 +22,8 @@ from typing import Callable, Iterator, Mapping, Sequence, TypeVar
 from .. import NAME
 from ..config import Config, load
 from ..errors import BadArguments, CannotInstall, HostUnreachable, SemisharedError
-from ..front import fence_facts, noted_datastores
+from ..front import fence_facts, noted_datastores, stock_conf
+from ..front.action import BY_SIZE
 from ..front.fence_facts import Marks
 from ..front.stores import is_stock
 from ..guest.virsh import Site as Libvirt
@@ -97,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         *plan.of_lost(lost, front_end),
         *of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
         *plan.of_stock_images(stock_images(cloud), front_end),
+        *plan.of_stock_conf(stock_doubts(place, cloud, config), front_end),
         *plan.of_leftovers(count, size, front_end),
         *plan.of_damaged([*damaged, *((front_end, why) for why in unreadable)]),
         *fence_findings(cloud, answers, config, front_end),
@@ -154,6 +156,12 @@ def _scripts(place: FrontEnd, config: Config) -> str:
         return ""
     said = f"semishared.conf: scripts_dir = {config.hosts_scripts_dir}"
     return f"{said}, but hosts have OpenNebula's scripts in {wanted} (oned.conf)"
+
+
+def stock_doubts(place: FrontEnd, cloud: plan.Cloud, config: Config) -> stock_conf.Doubts:
+    """Return what to say of the files that OpenNebula's own drivers read."""
+    tmrc = f"{place.etc}/tmrc" if place.etc and config.overlays_options == BY_SIZE else os.devnull
+    return stock_conf.doubts(f"{place.remotes}/etc/datastore", tmrc, cloud.datastores, cloud.others)
 
 
 Found = TypeVar("Found")

@@ -189,7 +189,7 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
 
 
 def _mounted_at(stores: Iterable[Datastore], hosts: Sequence[str]) -> dict[str, list[Datastore]]:
-    """Return mounted stores by the machine that looks into them: '' the front-end, else one of their bridges."""
+    """Return mounted stores by the machine that looks into them: '' the front-end, else a bridge."""
     found: dict[str, list[Datastore]] = {}
     for store in stores:
         if store.is_system or template.is_shares(store):

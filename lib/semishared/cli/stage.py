@@ -18,11 +18,9 @@ from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tupl
 from .. import NAME
 from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, OnedUnavailable, SemisharedError
-from ..front.noted_datastores import whole
 from ..front.staging import Staging
 from ..front.staging_round import Outcome, Wanted, Wish
 from ..model.attributes import STAGE
-from ..model.store import template
 from ..named import to_data
 from ..opennebula.oned import Oned
 from ..opennebula.states import ImageState
@@ -30,7 +28,6 @@ from ..opennebula.xml import Datastore, Host, Image
 from ..plan.base.sharing import TRANSPORTS
 from ..plan.care.clusters import one_of
 from ..plan.image import placement
-from ..plan.image.images import image_ref
 from ..units import human
 from . import command as on
 from .command import argument, flag, put, warn
@@ -176,7 +173,7 @@ def stage(
                 raise BadArguments(f"their datastores have base stores in several places: {', '.join(roots)}")
             wants: dict[str, list[Wanted]] = {}
             for image, store, hosts in orders:
-                item = Wanted(image_ref(image, whole(store)), template.machine(store, image.id))
+                item = Wanted.of(image, store)
                 for host in hosts:
                     if host.name not in (silent or ()):
                         wants.setdefault(host.name, []).append(item)

@@ -31,7 +31,8 @@ from ..opennebula.report import Report
 
 if TYPE_CHECKING:
     from ..model.disk.acquired import Given
-    from ..opennebula.xml import Vm
+    from ..opennebula.oned import Oned
+    from ..opennebula.xml import Datastore, Vm
     from ..wire.session import Session
     from .streams import Answer
 
@@ -244,16 +245,27 @@ def _chunks(source: File) -> Iterator[bytes]:
 
 
 def ask_oned(wanted: Exchange) -> Any:
-    """Return the object of oned that a plan asks for; raise LostAttributes for a datastore that lost some."""
+    """Return the object of oned that a plan asks for; raise as `datastore`."""
     assert isinstance(wanted, AskOned)
     from ..opennebula.oned import Oned
 
-    found = getattr(Oned(), wanted.what)(wanted.id)
-    if wanted.what == "datastore" and not found.attribute("DISK_TYPE"):
+    if wanted.what == "datastore":
+        return datastore(Oned(), wanted.id)
+    return getattr(Oned(), wanted.what)(wanted.id)
+
+
+def datastore(oned: Oned, number: int) -> Datastore:
+    """Return a datastore to work with, with what the site's files say of its kind; raise BadAttribute.
+
+    Raise LostAttributes for one that does not say any more which store is its own.
+    """
+    found = oned.datastore(number)
+    kind = found.attribute("DISK_TYPE")
+    if not kind:
         from . import noted_datastores
 
-        found = noted_datastores.whole(found)
-    if wanted.what == "datastore" and found.attribute("DISK_TYPE") == "RBD":
+        return noted_datastores.whole(found)
+    if kind == "RBD":
         from . import stock_conf
 
         return stock_conf.filled(found)

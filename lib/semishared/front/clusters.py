@@ -14,15 +14,12 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 from ..config import Config
 from ..errors import OnedUnavailable, SemisharedError
 from ..model.disk import names as disk_names
-from ..model.store import template
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.states import VmState
 from ..opennebula.xml import Datastore, Host, Vm
 from ..plan.care import clusters as plan
 from ..plan.care.vm_placement import Placement
-from ..plan.image.images import image_ref
-from .noted_datastores import whole
 from .staging import Staging
 from .staging_round import Wanted, Wish
 
@@ -184,7 +181,7 @@ class Boot:
                     try:
                         root, item = (
                             _root(store),
-                            Wanted(image_ref(image, whole(store)), template.machine(store, image.id)),
+                            Wanted.of(image, store),
                         )
                     except SemisharedError as e:
                         self._tell(event="note", host=name, text=f"image {image.id}: {e.line()}")

@@ -17,14 +17,17 @@ from ..model.base import names as base_names
 from ..model.base import steps as base_steps
 from ..model.disk import names as disk_names
 from ..model.refs import ImageRef
+from ..model.store import template
 from ..named import NamedTuple, to_data
-from ..opennebula.xml import Host
+from ..opennebula.xml import Datastore, Host, Image
 from ..plan.base import sharing as plan
 from ..plan.base.sharing import Assignment, Plan
+from ..plan.image.images import image_ref
 from ..tools import locks
 from ..wire.packets import Session as Packets
 from ..wire.session import Session
 from . import questions
+from .noted_datastores import whole
 
 # The hosts of a staging session: one ssh to each, all at once, and the result of each.
 
@@ -45,6 +48,11 @@ class Wanted(NamedTuple):
     image: ImageRef
     bridge: str = ""
     """The machine that changes the image, '' if a mounted store has all facts about it."""
+
+    @classmethod
+    def of(cls, image: Image, store: Datastore) -> Wanted:
+        """Return the base of an image of oned's; raise LostAttributes, BadAttribute, BadRecord."""
+        return cls(image_ref(image, whole(store)), template.machine(store, image.id))
 
 
 class Outcome:

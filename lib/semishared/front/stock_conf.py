@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING, Callable, Mapping, Sequence, Tuple, TypeVar
 
 from ..errors import BadAttribute
 from ..model.attributes import POOL_NAME
+from ..named import NamedTuple
 
 if TYPE_CHECKING:
     from ..opennebula.xml import Datastore
+
+T = TypeVar("T")
 
 REMOTES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
 ETC = f"{REMOTES}/etc/datastore"
 KNOWN = ("btrfs", "ext2", "ext3", "ext4", "xfs")
 """Those that mkfs can be asked for (tools/qemu_img.py)."""
-TRASH = "CEPH_TRASH"
+TRASH, OPTIONS = "CEPH_TRASH", "QCOW2_OPTIONS"
 SWAP, SUPPORTED = "swap", "ext2,ext3,ext4,xfs"
 """What stock supports where no file says otherwise."""
 
@@ -67,19 +70,65 @@ def filled(datastore: Datastore) -> Datastore:
     return datastore
 
 
-def other_pool(datastore: Datastore) -> str:
+def other_pool(datastore: Datastore, etc: str = ETC) -> str:
     """Return why no image is made on a datastore whose pool ceph.conf names otherwise, '' if there is none.
 
     Ours is `one` where a datastore names none, and its images are there.
     """
     name, usual = POOL_NAME.name, POOL_NAME.default
-    said = values(f"{ETC}/ceph/ceph.conf", name).get(name, usual)
+    said = values(f"{etc}/ceph/ceph.conf", name).get(name, usual)
     if POOL_NAME.text(datastore) or said == usual:
         return ""
     return (
         f"{name} of ceph.conf is {said!r}, and datastore {datastore.id} has none, so its images are in "
         f"{usual!r}: say in its template which it is"
     )
+
+
+READ = (("ceph", "ceph/ceph.conf", "RBD"), ("fs", "fs/fs.conf", ""))
+"""The driver whose scripts read a file, the file, and DISK_TYPE of our datastores which it would be for."""
+
+
+class Doubts(NamedTuple):
+    """What doctor says of the site's files."""
+
+    refused: Tuple[str, ...]
+    """What an action would refuse."""
+    in_vain: Tuple[str, ...]
+    """What has no effect here."""
+
+
+def doubts(etc: str, tmrc: str, ours: Sequence[Datastore], others: Sequence[Datastore]) -> Doubts:
+    """Return what to say of the files below `etc` and of tmrc, for datastores of ours beside `others`.
+
+    What a file says in vain counts only where no driver of OpenNebula's own has a datastore that reads it.
+    """
+    from ..model import stock
+
+    refused, in_vain = [], []
+    stores = [store for store in ours if not store.is_system]
+
+    def found(look: Callable[[], T], otherwise: T) -> T:
+        try:
+            return look()
+        except BadAttribute as e:
+            refused.append(e.detail)
+            return otherwise
+
+    found(lambda: file_systems(etc), {})
+    found(lambda: overlay_options(values(tmrc, OPTIONS).get(OPTIONS, "")), "")
+    on_ceph = [store for store in stores if store.attribute("DISK_TYPE") == "RBD"]
+    refused += filter(None, (found(lambda store=store: other_pool(store, etc), "") for store in on_ceph))  # type: ignore[misc]
+    names = [row.name for row in stock.ROWS if row.of == stock.CONFIGURATION and row.verdict == stock.NOTHING]
+    drivers = {store.store_driver for store in others if not store.is_system}
+    for driver, file, kind in READ:
+        if driver not in drivers and (on_ceph if kind else len(stores) > len(on_ceph)):
+            said = found(lambda file=file: values(f"{etc}/{file}", *names), {})  # type: ignore[misc]
+            rows = stock.said(stock.CONFIGURATION, said)
+            in_vain += [
+                row.words(os.path.basename(file), said[row.name]) for row in rows if row.name in names
+            ]
+    return Doubts(tuple(refused), tuple(in_vain))
 
 
 OVERLAY = {
@@ -107,12 +156,12 @@ def overlay_options(text: str) -> str:
     return ",".join(options)
 
 
-def file_systems() -> Mapping[str, tuple[str, ...]]:
+def file_systems(etc: str = ETC) -> Mapping[str, tuple[str, ...]]:
     """Return the options of mkfs for each file system that the site supports; raise BadAttribute.
 
     They are those of datastore.conf: SUPPORTED_FS, and FS_OPTS_<FS>.
     """
-    told = values(f"{ETC}/datastore.conf", "SUPPORTED_FS", "FS_OPTS_")
+    told = values(f"{etc}/datastore.conf", "SUPPORTED_FS", "FS_OPTS_")
     names = told.get("SUPPORTED_FS", SUPPORTED).replace(",", " ").split()
     unknown = sorted({*names} - {*KNOWN})
     if unknown:

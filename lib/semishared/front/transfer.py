@@ -18,24 +18,20 @@ from . import vm_location
 from .action import Action, carry_out
 
 if TYPE_CHECKING:
+    from ..opennebula.oned import Oned
     from ..opennebula.xml import Datastore, Vm
     from ..plan.share.client_keys import Clients
 
 
-def _marked(action: Action, datastore: Datastore) -> Datastore:
-    """Return the datastore; warn if its store cannot be told from an empty mount point.
-
-    Raise LostAttributes if it does not say any more which store is its own.
-    """
+def _marked(action: Action, oned: Oned, number: int) -> Datastore:
+    """Return a datastore; warn if its store cannot be told from an empty mount point."""
     from ..model.store import template
+    from .action import datastore
 
-    if not template.is_whole(datastore):
-        from . import noted_datastores
-
-        noted_datastores.whole(datastore)
-    if template.unmarked(datastore):
-        action.report.warn(template.unmarked(datastore))
-    return datastore
+    found = datastore(oned, number)
+    if template.unmarked(found):
+        action.report.warn(template.unmarked(found))
+    return found
 
 
 def planned(action: Action) -> Plan:
@@ -80,7 +76,7 @@ def _ask_oned(found: dict[str, Any], planner: Callable[..., Plan]) -> None:
     oned, place = Oned(), asked.target if "target" in asked._fields else asked.disk
     wanted = planner.__annotations__
     if place.disk is None and wanted.get("disk") == "Optional[Disk]":
-        found.update(disk=None, image=None, datastore=_marked(action, oned.datastore(asked.store)))
+        found.update(disk=None, image=None, datastore=_marked(action, oned, asked.store))
         return
     vm = oned.vm(place.vm_place.vm)
     action.seq = vm.seq
@@ -89,7 +85,7 @@ def _ask_oned(found: dict[str, Any], planner: Callable[..., Plan]) -> None:
         found["disk"] = vm.disk(place.disk or 0)
     if "image" in wanted:
         found["image"] = oned.image(found["disk"].image_id)
-        found["datastore"] = _marked(action, oned.datastore(found["image"].store_id))
+        found["datastore"] = _marked(action, oned, found["image"].store_id)
     if action.name in MAKE:
         _refuse_stock(found)
 
@@ -160,7 +156,7 @@ def cpds(action: Action, asked: args.ToImage) -> Plan:
         if vm.lcm_state in disk_backup.AWAY
         else asked.disk.host
     )
-    datastore = _marked(action, oned.datastore(asked.store))
+    datastore = _marked(action, oned, asked.store)
     return disk_backup.cpds(asked, vm, datastore, host, action.config.freeze, are_one)
 
 

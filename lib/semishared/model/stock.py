@@ -67,8 +67,8 @@ BACKUP = (
     "the backup driver keeps it; the copies that `prebackup` makes do not, and a line in oned.log says so"
 )
 PRIORITY = (
-    "the backup driver keeps it, and so do the copies that `prebackup` makes of a VM that is off{}; QEMU itself "
-    "copies the disks of a running VM, and a line in oned.log says so"
+    "the backup driver keeps it, and so do the copies that `prebackup` makes of a VM that is off{}; QEMU "
+    "itself copies the disks of a running VM, and a line in oned.log says so"
 )
 LVM = "no disk of this driver is a logical volume"
 VCENTER = "vCenter has gone from OpenNebula"
@@ -327,12 +327,17 @@ ROWS: Tuple[Row, ...] = (
         ),
         harmless="one",
     ),
+    *_rows(CONFIGURATION, NOTHING, ("STAGING_DIR", "nothing is staged on a bridge"), harmless="/var/tmp"),
     *_rows(
         CONFIGURATION,
         NOTHING,
-        ("STAGING_DIR", "of `ceph.conf`: nothing is staged on a bridge"),
         ("DD_BLOCK_SIZE", "nothing is copied by `dd`: extents have 1 MiB"),
-        ("RBD_FORMAT", "of `ceph.conf`: images made here have format 2"),
+        harmless="64k",
+    ),
+    *_rows(CONFIGURATION, NOTHING, ("RBD_FORMAT", "images made here have format 2"), harmless="2"),
+    *_rows(
+        CONFIGURATION,
+        NOTHING,
         ("ZERO_LVM_ON_CREATE", LVM),
         ("ZERO_LVM_ON_DELETE", LVM),
     ),

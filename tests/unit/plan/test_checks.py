@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from semishared.front.stock_conf import Doubts
 from semishared.model.share.share import Tree
 from semishared.model.share.steps import PoolOfShares, RootOnHost, SeenShareHost
 from semishared.opennebula.xml import Datastore, Host, Image, View
@@ -185,6 +186,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "sent-later": (sent(images=""), sent()),
     "unreached": (late("101"), late("101,102")),
     "stock-images": ([image()], []),
+    "stock-conf-refused": (Doubts(("why",), ()), Doubts((), ())),
+    "stock-conf-vain": (Doubts((), ("why",)), Doubts((), ())),
     "leftovers": ((1, "1 B"), (0, "")),
     "damaged": ([("h1", "why")], []),
     "unseen": ([{"machine": "h1", "error": "why"}], []),

@@ -48,7 +48,7 @@ class Kind(NamedTuple):
     source_is: str
     """The same in words."""
     url: str = "{source}"
-    """Where OpenNebula's downloader reads an image from the machine `host`; `words` are those of the Access."""
+    """Where OpenNebula's downloader reads an image, from the machine `host`; `words`: Access.url_words."""
 
     @property
     def is_mounted(self) -> bool:

@@ -92,6 +92,11 @@ unreached: Does an image datastore name it?
 stock-images: Can all images be used?
     broken: image {id} ({name}) has snapshots of OpenNebula's own drivers, and cannot be used
     -> docs/how-to/stock-images.md
+[stock-conf]  What the site's files for stock drivers say (front/stock_conf.Doubts).
+stock-conf-refused: Can our actions follow them?
+    broken: {it} -> edit the file: actions that would read it refuse it (docs/reference/attributes.md)
+stock-conf-vain: Has all of it an effect?
+    warning: {it} -> remove it: no driver with a datastore here reads it
 [leftovers]  How many things gc would remove, and their size.
 leftovers: Has no killed action left anything?
     warning: {count} leftovers of killed actions ({size}) -> semishared gc --dry-run; then semishared gc

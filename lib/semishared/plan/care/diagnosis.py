@@ -165,6 +165,8 @@ CLOUD: dict[str, Judge] = {
     "host-error": _host_error,
     "shareable": lambda image: image.attribute("PERSISTENT_TYPE").upper() == "SHAREABLE",
     "stock-images": lambda images: [{"id": image.id, "name": image.name} for image in images],
+    "stock-conf-refused": lambda said: list(said.refused),
+    "stock-conf-vain": lambda said: list(said.in_vain),
     "leftovers": lambda left: left[0] and {"count": left[0], "size": left[1]},
     "damaged": lambda damaged: [{"machine": machine, "it": text} for machine, text in damaged],
     "unseen": lambda errors: [{"machine": error["machine"], "it": error["error"]} for error in errors],
@@ -225,6 +227,11 @@ def of_lost(found: Iterable[tuple[Datastore, Mapping[str, str]]], front_end: str
         facts, name = Lost(frozenset(lost)), f"datastore {store.id} ({store.name})"
         findings += judged("lost!", LOST, facts, front_end, name=name)
     return findings
+
+
+def of_stock_conf(said: object, front_end: str) -> list[Finding]:
+    """Judge what the site's files for stock drivers say (front/stock_conf.Doubts)."""
+    return judged("stock-conf", CLOUD, said, front_end)
 
 
 def of_stock_images(found: Sequence[Image], front_end: str) -> list[Finding]:
