@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import pytest
 
@@ -376,7 +376,7 @@ def store(driver: str = "semishared", kind: str = "FILE", more: str = "") -> Dat
 
 @pytest.mark.fault(63, "doctor names what a file of the site's says in vain, or what an action would refuse")
 def test_doctor_reads_the_files_of_the_site(tmp_path: Path) -> None:
-    def doubts(*ours: Datastore, others: Tuple[Datastore, ...] = (), **files: str) -> stock_conf.Doubts:
+    def doubts(*ours: Datastore, others: Sequence[Datastore] = (), **files: Any) -> stock_conf.Doubts:
         for name in ("ceph", "fs"):
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / f"{name}.conf").write_text(files.get(name, ""))
@@ -386,7 +386,11 @@ def test_doctor_reads_the_files_of_the_site(tmp_path: Path) -> None:
 
     file, ceph = store(), store(kind="RBD")
     shipped = "POOL_NAME=one\nSTAGING_DIR=/var/tmp\nRBD_FORMAT=2\nDD_BLOCK_SIZE=64k\nCEPH_TRASH=no\n"
-    asked = {"ceph": shipped, "fs": "DD_BLOCK_SIZE=64k", "datastore": 'SUPPORTED_FS="ext2,ext3,ext4,xfs"'}
+    asked: Dict[str, Any] = {
+        "ceph": shipped,
+        "fs": "DD_BLOCK_SIZE=64k",
+        "datastore": 'SUPPORTED_FS="ext2,ext3,ext4,xfs"',
+    }
     assert doubts(file, ceph, **asked) == ((), ()), "what OpenNebula's packages bring asks for nothing"
     said = "POOL_NAME=other\nSTAGING_DIR=/data\nRBD_FORMAT=1\nDD_BLOCK_SIZE=1M\n"
     refused, in_vain = doubts(file, ceph, ceph=said, fs="DD_BLOCK_SIZE=2M")

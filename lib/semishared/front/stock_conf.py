@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Callable, Mapping, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Mapping, Sequence, Tuple
 
 from ..errors import BadAttribute
 from ..model.attributes import POOL_NAME
@@ -17,8 +17,6 @@ from ..named import NamedTuple
 
 if TYPE_CHECKING:
     from ..opennebula.xml import Datastore
-
-T = TypeVar("T")
 
 REMOTES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
 ETC = f"{REMOTES}/etc/datastore"
@@ -105,29 +103,31 @@ def doubts(etc: str, tmrc: str, ours: Sequence[Datastore], others: Sequence[Data
     """
     from ..model import stock
 
-    refused, in_vain = [], []
     stores = [store for store in ours if not store.is_system]
-
-    def found(look: Callable[[], T], otherwise: T) -> T:
+    on_ceph = [store for store in stores if store.attribute("DISK_TYPE") == "RBD"]
+    drivers = {store.store_driver for store in others if not store.is_system}
+    names = [row.name for row in stock.ROWS if row.of == stock.CONFIGURATION and row.verdict == stock.NOTHING]
+    refused: list[str] = []
+    in_vain: list[str] = []
+    for look in (
+        lambda: file_systems(etc),
+        lambda: overlay_options(values(tmrc, OPTIONS).get(OPTIONS, "")),
+        lambda: refused.extend(filter(None, (other_pool(store, etc) for store in on_ceph))),
+    ):
         try:
-            return look()
+            look()
         except BadAttribute as e:
             refused.append(e.detail)
-            return otherwise
-
-    found(lambda: file_systems(etc), {})
-    found(lambda: overlay_options(values(tmrc, OPTIONS).get(OPTIONS, "")), "")
-    on_ceph = [store for store in stores if store.attribute("DISK_TYPE") == "RBD"]
-    refused += filter(None, (found(lambda store=store: other_pool(store, etc), "") for store in on_ceph))  # type: ignore[misc]
-    names = [row.name for row in stock.ROWS if row.of == stock.CONFIGURATION and row.verdict == stock.NOTHING]
-    drivers = {store.store_driver for store in others if not store.is_system}
     for driver, file, kind in READ:
-        if driver not in drivers and (on_ceph if kind else len(stores) > len(on_ceph)):
-            said = found(lambda file=file: values(f"{etc}/{file}", *names), {})  # type: ignore[misc]
-            rows = stock.said(stock.CONFIGURATION, said)
-            in_vain += [
-                row.words(os.path.basename(file), said[row.name]) for row in rows if row.name in names
-            ]
+        if driver in drivers or not (on_ceph if kind else len(stores) > len(on_ceph)):
+            continue
+        try:
+            said = values(f"{etc}/{file}", *names)
+        except BadAttribute as e:
+            refused.append(e.detail)
+            continue
+        rows = stock.said(stock.CONFIGURATION, said)
+        in_vain += [row.words(os.path.basename(file), said[row.name]) for row in rows if row.name in names]
     return Doubts(tuple(refused), tuple(in_vain))
 
 
