@@ -115,7 +115,7 @@ class Access(NamedTuple):
 
     @property
     def url_words(self) -> str:
-        """Return what a URL of an image says of this: who reads it, by which configuration."""
+        """Return what a URL of an image says of this: its reader, and the configuration."""
         conf = f"&CEPH_CONF={self.conf}" if self.conf else ""
         return f"CEPH_USER={self.bridge_user}{conf}"
 
