@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import shlex
 from typing import Any, Dict, Iterator
 from xml.etree import ElementTree
@@ -16,7 +17,7 @@ import pytest
 
 from lab.cloud import DATASTORES, STORE, SYSTEM, Cloud
 from lab.guest import content
-from lab.oned import ActionFailed
+from lab.oned import IMAGE_DS, ActionFailed
 
 PATH = f"{DATASTORES}/{STORE}"
 DATA = content("base", 0, 64)
@@ -103,6 +104,31 @@ def test_a_vm_lives_from_it(bridged: Cloud) -> None:
     assert cloud.read(cloud.source(kept), "raw", 64 << 10, node=cloud.lab.node("h2")) == content(
         "bridged", 0, 64
     )
+
+
+def test_a_clone_from_it_is_made_where_both_stores_are(bridged: Cloud) -> None:
+    """OpenNebula 7.4 sends SOURCE_BRIDGE_LIST then; under 6.10 the front-end says that PATH is not there."""
+    cloud, other = bridged, 120
+    path = f"{DATASTORES}/{other}"
+    shared = cloud.lab.node("h1").path(PATH)
+    (shared / "other").mkdir()
+    os.chown(shared / "other", cloud.lab.uid, cloud.lab.gid)
+    for node in cloud.lab.hosts:
+        node.run(["mkdir", "-p", path])
+        node.run(["mount", "--bind", f"{PATH}/other", path], user="root")
+    cloud.lab.fe.run(["mkdir", "-p", path])
+    cloud.oned.datastore_create(IMAGE_DS.replace("semi_img", "other"), other)
+    image = cloud.data_image("cloned", DATA)
+    with pytest.raises(ActionFailed, match=f"nothing would tell whether {path} is mounted there"):
+        cloud.oned.image_clone(image, "unmarked", other)
+    more: Dict[str, Any] = {"BRIDGE_LIST": "h2", "STAGING_DIR": "/var/tmp/staging"}
+    cloud.oned.datastore_update(other, more)
+    semishared(cloud, "setup", "--apply", "--image", "other", "--system", f"semi_sys_{SYSTEM}", "--is-store")
+    copy = cloud.oned.image_clone(image, "copy", other)
+    assert cloud.read(cloud.source(copy), "raw", len(DATA), node=cloud.lab.node("h1")) == DATA
+    assert cloud.lab.fe.run(["find", path, "-mindepth", "1"]).stdout == b""
+    cloud.oned.image_delete(copy)
+    del cloud.oned.datastores[other]  # its mounts go with h1 and h2, which are off in the next test
 
 
 @pytest.mark.fault(62, "a bridge that does not answer is passed over for the next one")

@@ -93,6 +93,7 @@ def planned(action: Action) -> Part[str]:
         _file_systems(action, data.image),
         os.urandom(16).hex(),
         os.uname().nodename,
+        from_bridges=data.has_source_bridges,
     )
     _noted(action.name, data.datastore)
     work = Work(action, asked)

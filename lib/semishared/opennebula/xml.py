@@ -431,3 +431,8 @@ class DriverData:
     @property
     def datastore(self) -> Datastore:
         return Datastore(self._part("DATASTORE"))
+
+    @property
+    def has_source_bridges(self) -> bool:
+        """Tell whether a clone's original is in another datastore, which has a BRIDGE_LIST (from 7.4 on)."""
+        return bool(self.view.text("SOURCE_BRIDGE_LIST"))

@@ -172,7 +172,11 @@ class ImageOps(Core):
         image = self._new_image(ds, name, original.type, False, dict(original.template), original.size)
         image.path, image.format, image.cloning_id = original.source, original.format, image_id
         try:
-            answer = self._ds_action(ds, "clone", str(image.id), image).split()
+            # From 7.4 on (ImageAPI::clone), and only of another datastore.
+            bridges = scalar(self.datastore(original.datastore_id).template, "BRIDGE_LIST")
+            is_sent = bridges and ds.id != original.datastore_id
+            more = f"<SOURCE_BRIDGE_LIST>{bridges}</SOURCE_BRIDGE_LIST>" if is_sent else ""
+            answer = self._ds_action(ds, "clone", str(image.id), image, more).split()
             self._finish(image, answer[0], answer[1] if len(answer) > 1 else original.format)
         except ActionFailed as failure:
             self._image_error(image, "Error cloning image", failure)
@@ -285,9 +289,9 @@ class ImageOps(Core):
             raise Refused("Cannot parse image SIZE: Missing PATH attribute.")
         return self._stat(ds, path, "")
 
-    def _ds_action(self, ds: Datastore, action: str, request: str, image: Image) -> str:
+    def _ds_action(self, ds: Datastore, action: str, request: str, image: Image, more: str = "") -> str:
         with self.data:
-            body = image.to_xml() + ds.to_xml()
+            body = image.to_xml() + ds.to_xml() + more
         return self.drivers.datastore(ds.ds_mad, action, request, _encode(body))
 
     def _monitor(self, ds: Datastore) -> None:

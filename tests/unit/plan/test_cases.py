@@ -24,6 +24,7 @@ error, follow.
                 becomes of each (cli_commit: `semishared commit` of one disk; argv is that of resize, stdout
                 the bytes that were committed)
     exchange    what is asked and answered (exchanges.py)
+    from_bridges  the original of a clone is in a datastore with a BRIDGE_LIST, as 7.4 says
     stdout      what a datastore action answers; its cases are in datastore_ACTION, those of a hypervisor
     action in vmm_ACTION
     error       {"id": ..., "words": [...]} how it ends, if it fails
@@ -276,7 +277,7 @@ def of_commit(case: Case) -> Part[str]:
 
 def of_datastore(name: str, case: Case) -> Part[str]:
     asked = datastores.Asked(image(case), datastore(case), 16 << 40, FILE_SYSTEMS, "70" * 16, "fe")
-    return datastores.planned(name, asked)
+    return datastores.planned(name, asked._replace(from_bridges=case.get("from_bridges", False)))
 
 
 def of_hypervisor(name: str, case: Case) -> Plan:

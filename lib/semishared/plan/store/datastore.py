@@ -42,6 +42,8 @@ class Asked(NamedTuple):
     """The front-end's name."""
     bridge: str = ""
     """The bridge of a mounted store that has answered, '' if none was asked yet."""
+    from_bridges: bool = False
+    """Whether what is cloned is in another datastore, whose bridges may be all that mount it."""
 
     @property
     def access(self) -> store_access.Access:
@@ -152,10 +154,10 @@ def clone(asked: Asked) -> Part[str]:
     """
     new, path, number = asked.new, asked.image.path, asked.image.number("CLONING_ID")
     is_across = not asked.access.holds(path)
-    if number >= 0 and (is_across or asked.datastore.attribute("DRIVER")):
+    if number >= 0 and (is_across or asked.from_bridges or asked.datastore.attribute("DRIVER")):
         original = yield AskOned("image", number)
         wanted = _wanted(asked, original)
-        if is_across or wanted != (original.format or asked.access.can.formats[0]):
+        if is_across or asked.from_bridges or wanted != (original.format or asked.access.can.formats[0]):
             new = new._replace(format=wanted)
             yield from _copied_across(asked, new, original)
             return f"{new.source} {new.format}"
@@ -173,22 +175,24 @@ def _wanted(asked: Asked, original: Image) -> str:
 
 
 def _copied_across(asked: Asked, new: ImageRef, original: Image) -> Part[None]:
-    """Have the machine that changes the store on Ceph make the copy: it has to reach both stores.
+    """Have a machine make the copy that reaches both stores: the one that changes the store on Ceph, else a
+    bridge of the new image's store, else of the original's.
 
-    Raise NotSupported if nothing would tell whether the mounted one is there.
+    Raise NotSupported if nothing would tell whether a mounted one is there.
     """
     datastore = yield AskOned("datastore", original.store_id)
     if original.source != asked.image.path:
         raise BadAttribute(f"PATH is {asked.image.path!r}, image {original.id} is at {original.source!r}")
     ref = images.image_ref(original, datastore)
     machines = [template.machine(store, original.id) for store in (asked.datastore, datastore)]
-    machine = next(filter(None, (*machines, asked.machine)), "")
+    machines += [asked.machine, template.changers(datastore, original.id)[0]]
+    machine = next(filter(None, machines), "")
     is_elsewhere = bool(machine) and machine != "localhost"
     for mounted in (new, ref):
         if is_elsewhere and mounted.access.can.is_in_doubt(mounted.access.marker):
             raise NotSupported(
-                f"{machine} is to copy image {original.id} from one kind of store to another, and nothing "
-                f"would tell whether {mounted.root} is mounted there: `semishared setup --apply` marks it"
+                f"{machine} is to copy image {original.id} from one store to another, and nothing would tell "
+                f"whether {mounted.root} is mounted there: `semishared setup --apply` marks it"
             )
     image = new._replace(access=new.access.by_bridge())
     step = d.CopyAcross(image, ref.source, ref.format, ref.access.by_bridge(), asked.max_size)
