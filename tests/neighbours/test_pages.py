@@ -44,6 +44,7 @@ def admin(tmp_path: Path) -> Iterator[Admin]:
         # Python, which is what the site forks (lab/forks.py).
         (scripts / "monitor").write_text("#!/usr/bin/python3\nprint('USED_MB=1 TOTAL_MB=3 FREE_MB=2')\n")
         (scripts / "monitor").chmod(0o755)
+        site.oned.datastore_create('NAME="system" TYPE="SYSTEM_DS" TM_MAD="shared"', 0)
         site.oned.datastore_create('NAME="default" TYPE="IMAGE_DS" DS_MAD="fs" TM_MAD="shared"', OLD)
         yield Admin(site)
 
@@ -74,10 +75,13 @@ def test_a_datastore_gets_our_drivers_and_its_old_ones_back(admin: Admin) -> Non
     site = admin.site
     raw, layer = stock_image(admin, "raw", "raw"), stock_image(admin, "qcow", "qcow2", persistent=True)
     old = site.vm(raw)
+    site.cli("setup", "--apply", "--stock-compatible")
+    assert site.oned.datastores[OLD].template["COMPATIBLE_SYS_DS"] == "0"
     lines = commands(BRING, "Change the drivers of a datastore")
     assert lines[-2:] == ["semishared doctor", "oneimage clone IMAGE NEW -d semi_img"]
     admin.follow(lines[:-2])
     assert "The store is marked" in admin.said and site.oned.datastores[OLD].template["SEMISHARED_STORE"]
+    assert site.oned.datastores[OLD].template["COMPATIBLE_SYS_DS"] == "101"
     assert site.oned.vm(old).disks[0]["TM_MAD"] == "shared", "a VM keeps the driver of each disk"
     vm = site.vm(raw, layer)
     for number, action in enumerate(("clone", "ln")):
@@ -100,7 +104,8 @@ def test_a_datastore_gets_our_drivers_and_its_old_ones_back(admin: Admin) -> Non
     source = str(site.source(layer))
     assert stock_ln(source) != source, "the page says why no snapshot may be left"
     admin.follow([back[0], *back[2:]], IMAGE="qcow", SNAPSHOT=0, STORE=OLD)
-    assert site.oned.datastores[OLD].tm_mad == "shared"
+    store = site.oned.datastores[OLD]
+    assert store.tm_mad == "shared" and store.template["COMPATIBLE_SYS_DS"] == "0"
     assert stock_ln(source) == source and not snapshots.is_layered(source, "qcow2")
     qemu_io(source, "qcow2", "read -P 0xb1 1M 64k")
     assert not (site.location / str(OLD) / ".semishared").exists()
