@@ -68,13 +68,13 @@ def filled(datastore: Datastore) -> Datastore:
     return datastore
 
 
-def other_pool(datastore: Datastore, etc: str = ETC) -> str:
+def other_pool(datastore: Datastore, etc: str = "") -> str:
     """Return why no image is made on a datastore whose pool ceph.conf names otherwise, '' if there is none.
 
     Ours is `one` where a datastore names none, and its images are there.
     """
     name, usual = POOL_NAME.name, POOL_NAME.default
-    said = values(f"{etc}/ceph/ceph.conf", name).get(name, usual)
+    said = values(f"{etc or ETC}/ceph/ceph.conf", name).get(name, usual)
     if POOL_NAME.text(datastore) or said == usual:
         return ""
     return (
@@ -156,12 +156,12 @@ def overlay_options(text: str) -> str:
     return ",".join(options)
 
 
-def file_systems(etc: str = ETC) -> Mapping[str, tuple[str, ...]]:
+def file_systems(etc: str = "") -> Mapping[str, tuple[str, ...]]:
     """Return the options of mkfs for each file system that the site supports; raise BadAttribute.
 
     They are those of datastore.conf: SUPPORTED_FS, and FS_OPTS_<FS>.
     """
-    told = values(f"{etc}/datastore.conf", "SUPPORTED_FS", "FS_OPTS_")
+    told = values(f"{etc or ETC}/datastore.conf", "SUPPORTED_FS", "FS_OPTS_")
     names = told.get("SUPPORTED_FS", SUPPORTED).replace(",", " ").split()
     unknown = sorted({*names} - {*KNOWN})
     if unknown:

@@ -21,6 +21,8 @@ MONITOR = r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?\Z"
 SECRET = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z"
 CONF = r"/[A-Za-z0-9_.\-/]+\Z"
 MARKER = r"[0-9a-f]{32}\Z"
+NETWORK = r"(nfs4?|ceph|lustre|gpfs|beegfs|glusterfs|gfs2|ocfs2|9p|virtiofs|fuse\..*)\Z"
+"""Types of file systems that several machines may have mounted."""
 
 
 HERE = ""

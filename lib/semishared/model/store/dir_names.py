@@ -27,8 +27,6 @@ UPLOADS = ".uploads"
 UPLOADS_LOCK = f"{UPLOADS}.lock"
 ROOM_LOCK = ".room.lock"
 EPOCHS = ".epochs"
-NETWORK = r"(nfs4?|ceph|lustre|gpfs|beegfs|glusterfs|gfs2|ocfs2|9p|virtiofs|fuse\..*)\Z"
-"""Types of file systems that several machines may have mounted."""
 
 
 def is_image(name: str) -> bool:

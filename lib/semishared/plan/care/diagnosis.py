@@ -14,7 +14,7 @@ from ...errors import SemisharedError
 from ...model.attributes import TM_CONF
 from ...model.store import lost as rows
 from ...model.store import template
-from ...model.store.dir_names import NETWORK
+from ...model.store.access import NETWORK
 from ...named import NamedTuple
 from ...opennebula.args import absolute
 from ...opennebula.xml import Datastore, Host, Image, Object, View

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import OtherStore, StoreAbsent, StoreUnavailable
 from ...model.store import dir_names
+from ...model.store.access import NETWORK
 from ...named import NamedTuple
 from ...tools import beneath, files
 
@@ -116,7 +117,7 @@ def is_mount(directory: str) -> bool:
 
     mount = mounts.of(directory)
     above = {os.path.realpath(path) for path in (directory, os.path.dirname(directory))} - {"/"}
-    return mount.point in above or bool(re.match(dir_names.NETWORK, mount.type))
+    return mount.point in above or bool(re.match(NETWORK, mount.type))
 
 
 def doubt(directory: str, sources: Sequence[str], is_store: Callable[[str], bool]) -> str:
