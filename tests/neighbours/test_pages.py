@@ -103,7 +103,7 @@ def test_a_datastore_gets_our_drivers_and_its_old_ones_back(admin: Admin) -> Non
     assert [line.split()[1] for line in back[:2]] == ["snapshot-delete", "snapshot-flatten"]
     source = str(site.source(layer))
     assert stock_ln(source) != source, "the page says why no snapshot may be left"
-    admin.follow([back[0], *back[2:]], IMAGE="qcow", SNAPSHOT=0, STORE=OLD)
+    admin.follow([back[0], *back[2:]], IMAGE="qcow", SNAPSHOT=0, STORE=OLD, SYSTEMS=0)
     store = site.oned.datastores[OLD]
     assert store.tm_mad == "shared" and store.template["COMPATIBLE_SYS_DS"] == "0"
     assert stock_ln(source) == source and not snapshots.is_layered(source, "qcow2")
