@@ -7,7 +7,7 @@ VENV := build/venv
 N ?= 2
 SHELL := /bin/bash
 
-.PHONY: help quick lint types unit unit-early unit-late provision provision-full test test-full mutants demo replay bench docs lab-up lab-down clean
+.PHONY: help quick lint types unit unit-early unit-late provision provision-full test test-full real-oned test-real mutants demo replay bench docs lab-up lab-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -47,6 +47,12 @@ provision-full: ## install what make test-full needs, a Rust toolchain too
 
 test-full: provision-full ## all suites with all points and tests, the fuzzers at length
 	@$(RUN) tests/suites.py --full
+
+real-oned: provision ## build the OpenNebula of SRC=<its checkout at a tag> in a root of its own, below build/real (some ten minutes)
+	@tests/real/root.sh build "$(SRC)"
+
+test-real: provision ## the tests of tests/real under the OpenNebula of SRC=<its checkout at a tag>
+	@tests/real/root.sh run "$(SRC)" env PYTHONPATH=tests:lib $(PY) -m pytest -q -p no:cacheprovider --durations=5 tests/real
 
 mutants: provision ## put 200 small faults into the package, one at a time, and say which no test notices; goes on where it stopped
 	@$(RUN) -m mutants

@@ -305,6 +305,10 @@ class Lab:
         for folder, _, files in os.walk(remotes):
             for path in (folder, *(os.path.join(folder, name) for name in files)):
                 os.chown(path, uid, gid, follow_symlinks=False)
+        self.bring_checkout()
+
+    def bring_checkout(self) -> None:
+        """Bring a copy of the checkout to the front-end."""
         # A copy, because the checkout may be where oneadmin cannot read (below /root) and is not in the nodes
         # anyway.
         target = self.fe.path("/opt/semishared")

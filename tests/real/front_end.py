@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The front-end of a lab as an OpenNebula that was built by root.sh makes it: its files, its daemons."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Dict, Iterator, List
+
+from lab import Lab, Node, NodeProcess
+from real.api import Api
+from real.oned import RealOned
+
+ETC, REMOTES, LOG = "/etc/one", "/var/lib/one/remotes", "/var/log/one"
+PATH = "/usr/lib/one/sh/override:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""As OpenNebula's unit has it."""
+QUICKER: Dict[str, Dict[str, str]] = {
+    "monitord.conf": {r"(SYSTEM_HOST *= *)\d+": r"\g<1>20", r"(MONITOR_VM *= *)\d+": r"\g<1>10"},
+    "sched.conf": {r"(SCHED_INTERVAL *= *)\d+": r"\g<1>3"},
+    "oned.conf": {r"(SCHED_MAX_WND_TIME *= *)\d+": r"\g<1>3", r"(SCHED_RETRY_TIME *= *)\d+": r"\g<1>10"},
+}
+"""What is shorter than OpenNebula ships it, so that a test waits less: seconds between looks."""
+
+
+class OpenNebula:
+    """The daemons of one front-end."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, self.fe = lab, lab.fe
+        self._running: Dict[str, NodeProcess] = {}
+        self.scheduler = Path("/usr/bin/mm_sched").exists()
+        """Before 7.0 it is a daemon of its own."""
+
+    @property
+    def version(self) -> str:
+        """Return OpenNebula's version, as hosts are told it."""
+        return Path(REMOTES, "VERSION").read_text().strip()
+
+    def lay_out(self) -> None:
+        """Bring what OpenNebula's install.sh has left in this root to the front-end's own disks."""
+        for place in (ETC, REMOTES):
+            target = self.fe.path(place)
+            shutil.rmtree(target, ignore_errors=True)
+            subprocess.run(["cp", "-a", "--", place, str(target)], check=True)
+            subprocess.run(["chown", "-R", f"{self.lab.uid}:{self.lab.gid}", str(target)], check=True)
+        for name, changes in QUICKER.items():
+            file = self.fe.path(f"{ETC}/{name}")
+            if file.exists():
+                text = file.read_text()
+                for pattern, new in changes.items():
+                    text = re.sub(pattern, new, text)
+                file.write_text(text)
+        self.fe.run(["chown", "-R", "root:oneadmin", ETC], user="root")
+        self.fe.run(["chmod", "-R", "g+rX,o=", ETC], user="root")
+
+    def start(self) -> None:
+        """Start oned, before 7.0 the scheduler, and the hook manager; return when oned answers."""
+        self._daemon("oned", ["oned", "-f"])
+        deadline = time.monotonic() + 120
+        while self.fe.run(["onezone", "list"], check=False, timeout=60).returncode:
+            if self._running["oned"].poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"oned does not answer: {self.log('oned.log')[-2000:]}")
+            time.sleep(0.5)
+        if self.scheduler:
+            self._daemon("mm_sched", ["mm_sched"])
+        self._daemon("onehem", ["ruby", "/usr/lib/one/onehem/onehem-server.rb"])
+
+    def _daemon(self, name: str, words: List[str]) -> None:
+        out = self.fe.path(f"{LOG}/{name}.out").open("ab")
+        # Its unit sets no LANG: what a driver says then is read as US-ASCII.
+        self._running[name] = self.fe.popen(
+            ["env", "-u", "LANG", *words],
+            env={"PATH": PATH},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+        out.close()
+
+    def stop(self) -> None:
+        """End what `start` has started, oned last."""
+        for name in reversed(list(self._running)):
+            process = self._running.pop(name)
+            self.fe.run(["pkill", "-TERM", "-u", "oneadmin", "-f", name], check=False)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def restart(self) -> None:
+        """As `systemctl restart opennebula`."""
+        self.stop()
+        self.start()
+
+    def log(self, name: str) -> str:
+        """Return a log: oned.log, sched.log, or 12.log of VM 12."""
+        found = [self.fe.path(f"{LOG}/{name}"), self.fe.path(f"/var/lib/one/vms/{name.split('.')[0]}/vm.log")]
+        return next((file.read_text(errors="replace") for file in found if file.exists()), "")
+
+    def cli(self, *words: str, node: Node | None = None) -> str:
+        """Run one of OpenNebula's commands as its administrator; return what it prints."""
+        return (node or self.fe).run(list(words), timeout=120).stdout.decode()
+
+
+@contextmanager
+def up(hosts: int = 2, stores: tuple[int, ...] = (100,)) -> Iterator[tuple[OpenNebula, RealOned]]:
+    """Put up a lab with a real OpenNebula, whose hosts are registered and on; without our drivers."""
+    with Lab.up(hosts=hosts, stores=stores) as lab:
+        one = OpenNebula(lab)
+        one.lay_out()
+        one.start()
+        try:
+            oned = RealOned(Api(lab.fe), lab.virt)
+            for host in lab.hosts:
+                oned.host_create(host.name)
+            yield one, oned
+        finally:
+            one.stop()
