@@ -172,11 +172,19 @@ def test_host_that_was_not_synced(cloud: Cloud, source: str, state: str) -> None
 
 
 def test_host_that_refuses_the_key(cloud: Cloud, source: str) -> None:
-    keys = "/var/lib/one/.ssh/authorized_keys"
+    """Its sshd has a banner as law departments write them, which is no reason."""
+    keys, configuration = "/var/lib/one/.ssh/authorized_keys", cloud.h1.path("/etc/ssh/sshd_lab")
+    before = configuration.read_text()
+    cloud.h1.path("/etc/ssh/banner").write_text("* This system is for authorised use only *\n" * 90)
+    configuration.write_text(f"Banner /etc/ssh/banner\n{before}")
     cloud.h1.run(["mv", keys, f"{keys}.away"])
     try:
-        one_line(cloud.clone(source), "h1", "Permission denied")
+        cloud.h1.run(["sh", "-c", "kill -HUP $(cat /run/sshd.pid); sleep 1"], user="root")
+        line = one_line(cloud.clone(source), "h1", "Permission denied")
+        assert "authorised use" not in line
     finally:
+        configuration.write_text(before)
+        cloud.h1.run(["sh", "-c", "kill -HUP $(cat /run/sshd.pid); sleep 1"], user="root")
         cloud.h1.run(["mv", f"{keys}.away", keys])
     works(cloud, source)
 

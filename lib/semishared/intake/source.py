@@ -37,7 +37,19 @@ BACKUP_URL = r"(?:rsync|restic)://([0-9]+)/[0-9]*/([0-9]+:[0-9a-f]+(?:,[0-9]+:[0
 DOWNLOADER = os.path.join(
     os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "datastore", "downloader.sh"
 )
-SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "--"]
+SSH = [
+    "ssh",
+    "-T",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ConnectTimeout=10",
+    "-o",
+    "ServerAliveInterval=5",
+    "-o",
+    "LogLevel=ERROR",
+    "--",
+]
 RETRY = ["--retry", "3"]
 """For what a server says before the first byte: too many requests, a gateway that is away."""
 HEAD = 64 << 10
