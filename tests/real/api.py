@@ -68,12 +68,12 @@ class Api:
     """Call methods of one oned as its first user."""
 
     def __init__(self, node: Node) -> None:
-        self._node = node
+        self.node = node
         self.session = node.path("/var/lib/one/.one/one_auth").read_text().strip()
 
     def call(self, method: str, *words: Any) -> Any:
         """Call one.METHOD and return its answer; Refused if oned says no, OSError if it does not listen."""
-        server = xmlrpc.client.ServerProxy("http://oned/RPC2", transport=_Transport(self._node))
+        server = xmlrpc.client.ServerProxy("http://oned/RPC2", transport=_Transport(self.node))
         done, answer, *_ = getattr(server, f"one.{method}")(self.session, *words)
         if not done:
             raise Refused(str(answer))

@@ -228,8 +228,12 @@ class RealOned:
         given["PERSISTENT"] = "YES" if persistent else "NO"
         if size:
             given["SIZE"] = str(size)
-        number = int(self.api.call("image.allocate", _xml(given), datastore_id, False))
-        return self._ready(number)
+        try:
+            return self._ready(int(self.api.call("image.allocate", _xml(given), datastore_id, False)))
+        except Refused as refusal:
+            if "Cannot parse image SIZE: " in str(refusal):  # what `stat` of the driver said
+                raise ActionFailed(str(refusal)) from refusal
+            raise
 
     def _ready(self, number: int) -> int:
         """Wait until an image is no longer worked on."""
@@ -309,7 +313,7 @@ class RealOned:
                     and vm.lcm in FAILED
                     and (vm.lcm != before.lcm or vm.error != before.error)
                 ):
-                    raise ActionFailed(vm.error)
+                    raise ActionFailed(self._why(vm_id, before.error))
                 if goal(vm):
                     return answer
                 if vm.error and vm.error != before.error:
@@ -317,6 +321,20 @@ class RealOned:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"VM {vm_id} is in {vm.state}/{vm.lcm} after {patience} s: {vm.error}")
             time.sleep(POLL_S)
+
+    def _why(self, vm_id: int, before: str) -> str:
+        """Return the error of a VM that has just failed: oned writes it after the state."""
+        deadline = time.monotonic() + 5
+        while not (error := self.vm(vm_id).error) or error == before:
+            if time.monotonic() > deadline:
+                return self.log(vm_id)
+            time.sleep(POLL_S)
+        return error
+
+    def log(self, vm_id: int) -> str:
+        """Return the end of a VM's log."""
+        path = self.api.node.path(f"/var/log/one/{vm_id}.log")
+        return path.read_text(errors="replace")[-1500:] if path.exists() else ""
 
     def _reach(self, vm_id: int, call: Callable[[], Any], state: int, lcm: int = 0) -> Any:
         return self._until(vm_id, call, lambda vm: (vm.state, vm.lcm) == (state, lcm))

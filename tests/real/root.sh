@@ -21,10 +21,10 @@ version_of() { # SRC: 7.4.0
         die "no OpenNebula in $1: give SRC=<its checkout at a tag>"
 }
 
-# Inside of a mount namespace: make `new` the root, with the machine's root beneath the folders given, the uppermost first.
-enter() { # NEW UPPER WORK LOWER
+# Inside of a mount namespace: make an overlay over the machine's root the root.
+enter() { # NEW UPPER WORK
     mkdir -p "$1" "$2" "$3"
-    mount -t overlay overlay -o "lowerdir=$4,upperdir=$2,workdir=$3" "$1"
+    mount -t overlay overlay -o "lowerdir=/,upperdir=$2,workdir=$3" "$1"
     local name
     for name in proc sys dev; do mount --rbind "/$name" "$1/$name"; done
     mount --bind "$checkout" "$1$checkout"
@@ -104,16 +104,17 @@ run)
     kept=$(build "$2")
     run=$(mktemp -d "$checkout/build/real/run.XXXXXX")
     trap 'rm -rf --one-file-system "$run"' EXIT
-    unshare --mount --propagation private --kill-child --fork "$here/root.sh" _run "$run" "$kept/upper" "${@:3}"
+    cp -a "$kept/upper" "$run/upper" # no overlay takes what lies below / as a second layer
+    unshare --mount --propagation private --kill-child --fork "$here/root.sh" _run "$run" "${@:3}"
     ;;
 _build)
     # The source is read before the root is another.
-    enter "$2/root" "$2/upper" "$2/work" /
+    enter "$2/root" "$2/upper" "$2/work"
     build_inside "$3" "$4"
     ;;
 _run)
-    enter "$2/root" "$2/upper" "$2/work" "$3:/"
-    exec "${@:4}"
+    enter "$2/root" "$2/upper" "$2/work"
+    exec "${@:3}"
     ;;
 *) die "build SRC | run SRC COMMAND..." ;;
 esac

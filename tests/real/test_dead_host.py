@@ -3,27 +3,14 @@
 
 from __future__ import annotations
 
-import time
-from typing import Callable
-
-import pytest
-
 from lab.guest import content
-from real.conftest import SEMISHARED, RealCloud, wait_on
+from real.conftest import SEMISHARED, RealCloud, wait_on, wait_until
 
 KIB = 64
 DATA = content("base", 0, KIB)
 HOOK = "/var/lib/one/remotes/lib/semishared"
 
 
-def until(patience: float, true: Callable[[], object], said: Callable[[], str]) -> None:
-    deadline = time.monotonic() + patience
-    while not true():
-        assert time.monotonic() < deadline, said()
-        time.sleep(1)
-
-
-@pytest.mark.long
 def test_vms_of_a_dead_host_come_up_elsewhere_by_the_hook(cloud: RealCloud) -> None:
     os_image = cloud.os_image("dead-os", SEMISHARED_PLACE="shared")
     mine = cloud.data_image("dead-mine", DATA, persistent=True)
@@ -39,14 +26,13 @@ def test_vms_of_a_dead_host_come_up_elsewhere_by_the_hook(cloud: RealCloud) -> N
     hook = int(cloud.one.cli("onehook", "create", "/var/tmp/hook").split()[-1])
     try:
         h1.kill()
-        until(300, lambda: cloud.oned.host("h1").state in (3, 5), lambda: cloud.one.log("oned.log")[-3000:])
+        wait_until(lambda: cloud.oned.host("h1").state in (3, 5), "h1 is not seen to be down")
         cloud.lab.fe.run([SEMISHARED, "fence", "h1", "--confirmed-off"], timeout=120)
-        until(
-            400,
+        wait_until(
             lambda: cloud.oned.vm(vm).is_idle
             and cloud.oned.vm(vm).last.host.name == "h2"
             and cloud.oned.state(vm) == ("ACTIVE", 3),
-            lambda: f"{cloud.oned.state(vm)} {cloud.one.cli('onehook', 'show', str(hook))}",
+            "the VM does not come up",
         )
         guest = cloud.guest(vm)
         guest.check("vdb", "kept", 8192, 64)

@@ -41,7 +41,7 @@ def test_uninstall_leaves_what_was_there_to_the_byte() -> None:
         assert installed[f"{ETC}/oned.conf"] != before[f"{ETC}/oned.conf"]
         lab.fe.run([INSTALL, "--yes"], user="root", timeout=300)
         assert _tree(lab.fe, ETC, REMOTES) == installed
-        lab.fe.run([INSTALL, "--uninstall", "--yes"], user="root", timeout=300)
+        lab.fe.run([INSTALL, "--uninstall", "--yes", "--force"], user="root", timeout=300)  # oned is off
         left = {path: row for path, row in _tree(lab.fe, ETC, REMOTES).items() if before.get(path) != row}
         assert not left, left
         assert not set(before) - set(_tree(lab.fe, ETC, REMOTES))
