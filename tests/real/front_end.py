@@ -19,13 +19,17 @@ ETC, REMOTES, LOG = "/etc/one", "/var/lib/one/remotes", "/var/log/one"
 VMS = "/var/lib/one/vms"
 PATH = "/usr/lib/one/sh/override:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """As OpenNebula's unit has it."""
-PERIODS: Dict[str, Dict[str, str]] = {
+CHANGES: Dict[str, Dict[str, str]] = {
     "monitord.conf": {r"(SYSTEM_HOST *= *)\d+": r"\g<1>60", r"(STATE_VM *= *)\d+": r"\g<1>20"},
     "sched.conf": {r"(SCHED_INTERVAL *= *)\d+": r"\g<1>3"},
-    "oned.conf": {r"(SCHED_MAX_WND_TIME *= *)\d+": r"\g<1>3", r"(SCHED_RETRY_TIME *= *)\d+": r"\g<1>10"},
+    "oned.conf": {
+        r"(SCHED_MAX_WND_TIME *= *)\d+": r"\g<1>3",
+        r"(SCHED_RETRY_TIME *= *)\d+": r"\g<1>10",
+        r'(DEFAULT_DEVICE_PREFIX *= *)"[a-z]+"': r'\g<1>"vd"',
+    },
 }
-"""Seconds between looks, other than OpenNebula ships them: tests wait less for a host, and less often a dozen Ruby
-programs of each host take the processors.
+"""Disks are called as the lab's guests know them. Seconds between looks, other than OpenNebula ships them:
+tests wait less for a host, and the dozen Ruby programs of each host take the processors less often.
 """
 
 
@@ -50,7 +54,7 @@ class OpenNebula:
             shutil.rmtree(target, ignore_errors=True)
             subprocess.run(["cp", "-a", "--", place, str(target)], check=True)
             subprocess.run(["chown", "-R", f"{self.lab.uid}:{self.lab.gid}", str(target)], check=True)
-        for name, changes in PERIODS.items():
+        for name, changes in CHANGES.items():
             file = self.fe.path(f"{ETC}/{name}")
             if file.exists():
                 text = file.read_text()

@@ -21,6 +21,8 @@ from real.api import Api, template_of
 
 PATIENCE_S = 600.0
 POLL_S = 0.2
+BEGINS_S = 2.0
+"""How long oned may take to begin what it was asked."""
 FAILED = set(FAILURE.values())
 RECOVER = {"failure": 0, "success": 1, "retry": 2, "delete": 3, "recreate": 4}
 HOW = {"save": 0, "live": 0, "poweroff": 1, "poweroff-hard": 2}
@@ -254,7 +256,10 @@ class RealOned:
     def image_delete(self, image_id: int) -> None:
         """Delete an image that no VM uses; it may be used for a moment by one that has just ended."""
         self._when_free(image_id)
-        self.api.call("image.delete", image_id)
+        if self.image(image_id).source:
+            self.api.call("image.delete", image_id)
+        else:
+            self.api.call("image.delete", image_id, True)  # nothing of it is anywhere
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             try:
@@ -304,10 +309,16 @@ class RealOned:
         """Ask for something and wait until a VM is idle and has come there."""
         before = self.vm(vm_id)
         answer = call()
-        deadline = time.monotonic() + patience
+        began = time.monotonic()
+        deadline = began + patience
+        is_begun = False
         while True:
             vm = self.vm(vm_id)
-            if vm.is_idle:
+            # oned answers before it begins: what is as it was may not have begun yet.
+            is_begun = (
+                is_begun or not vm.is_idle or vm.state != before.state or time.monotonic() > began + BEGINS_S
+            )
+            if vm.is_idle and is_begun:
                 if (
                     vm.state == State.ACTIVE
                     and vm.lcm in FAILED
@@ -419,6 +430,10 @@ class RealOned:
             return (vm.state, vm.lcm) != (seen.state, seen.lcm) or vm.error != seen.error
 
         self._until(vm_id, lambda: self.api.call("vm.recover", vm_id, RECOVER[how]), over)
+        # A VM that is deleted is DONE before its drivers are.
+        busy = ["pgrep", "-f", "remotes/tm/semishared/"]
+        while how == "delete" and self.api.node.run(busy, check=False).returncode == 0:
+            time.sleep(POLL_S)
 
     # -- disks -----------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ packages() {
 }
 
 build_inside() { # SRC VERSION
-    local source=/srv/one ruby=/usr/lib/one/ruby new=
+    local source=/srv/one ruby=/usr/lib/one/ruby new paths
     packages
     cp -R --no-preserve=ownership "$1" "$source"
     cd "$source"
@@ -71,9 +71,9 @@ build_inside() { # SRC VERSION
     rm -rf /usr/share/one/gems "$source"
     ln -s /usr/share/rubygems-integration/all /usr/share/one/gems
     find /usr/lib/one /usr/share/one -name load_opennebula_paths.rb -exec sed -i 's/^ *Gem.use_paths.*//' {} +
-    [ -e /usr/lib/ruby/vendor_ruby/load_opennebula_paths.rb ] ||
-        ln -s "$(find /usr/lib/one /usr/share/one -name load_opennebula_paths.rb | head -n 1)" /usr/lib/ruby/vendor_ruby/
     mkdir -p /usr/lib/ruby/vendor_ruby
+    paths=$(find /usr/lib/one /usr/share/one -name load_opennebula_paths.rb -print -quit) # since 7.0
+    [ -z "$paths" ] || ln -sf "$paths" /usr/lib/ruby/vendor_ruby/
     [ -e /usr/lib/ruby/vendor_ruby/parse-cron.rb ] || : >/usr/lib/ruby/vendor_ruby/parse-cron.rb # of backup jobs alone
     apt-get -q clean
     [ -d "$ruby" ] && [ -x /usr/bin/oned ]
@@ -98,7 +98,10 @@ build() { # SRC
 
 [ "$(id -u)" = 0 ] || die "must run as root: it makes mounts"
 case ${1-} in
-build) [ $# = 2 ] || die "build SRC"; build "$2" ;;
+build)
+    [ $# = 2 ] || die "build SRC"
+    build "$2"
+    ;;
 run)
     [ $# -ge 3 ] || die "run SRC COMMAND..."
     kept=$(build "$2")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 
 from lab.guest import content
-from real.conftest import RealCloud
+from real.conftest import RealCloud, wait_until
 
 KIB = 64
 DATA = content("base", 0, KIB)
@@ -20,7 +20,9 @@ def datastore(cloud: RealCloud) -> int:
         'NAME="backups" TYPE="BACKUP_DS" DS_MAD="rsync" TM_MAD="-" RSYNC_USER="oneadmin" RSYNC_HOST="fe" '
         'RESTIC_COMPRESSION="-"'
     )
-    return cloud.oned.datastore_create(words)
+    made = cloud.oned.datastore_create(words)
+    wait_until(lambda: cloud.oned.datastore(made).free_mb, "what is free for backups is not known")
+    return made
 
 
 def test_full_backup_and_restore(cloud: RealCloud, os_image: int) -> None:

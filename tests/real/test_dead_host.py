@@ -39,7 +39,7 @@ def test_vms_of_a_dead_host_come_up_elsewhere_by_the_hook(cloud: RealCloud) -> N
         guest.check("vdb", "base", 0, KIB)
     finally:
         cloud.one.cli("onehook", "delete", str(hook))
+        cloud.terminate(vm)
         h1.start()
         cloud.oned.api.call("host.status", host, 0)
     wait_on(cloud.oned, 2)
-    cloud.terminate(vm)

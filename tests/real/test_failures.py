@@ -76,12 +76,15 @@ def seen(cloud: RealCloud, vm: int) -> str:
     return error
 
 
-@pytest.mark.parametrize("action", ["clone", "ln", "context"])
-def test_a_failed_prolog_is_tried_again(cloud: RealCloud, os_image: int, action: str) -> None:
-    disks = Disks(cloud, os_image, f"prolog-{action}")
+@pytest.mark.parametrize(
+    ("action", "failed"),
+    [("clone", Lcm.PROLOG_FAILURE), ("ln", Lcm.PROLOG_FAILURE), ("context", Lcm.BOOT_FAILURE)],
+)
+def test_a_failed_start_is_tried_again(cloud: RealCloud, os_image: int, action: str, failed: int) -> None:
+    disks = Disks(cloud, os_image, f"start-{action}")
     with failing(cloud, action), pytest.raises(ActionFailed, match=SAID):
         disks.deploy()
-    assert cloud.oned.state(disks.vm) == ("ACTIVE", Lcm.PROLOG_FAILURE)
+    assert cloud.oned.state(disks.vm) == ("ACTIVE", failed)
     cloud.oned.vm_recover(disks.vm, "retry")
     assert cloud.oned.state(disks.vm) == ("ACTIVE", Lcm.RUNNING)
     disks.write()
