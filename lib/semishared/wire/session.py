@@ -86,8 +86,8 @@ def looking_only() -> Iterator[None]:
 
 
 def ssh_to(connect_s: int) -> list[str]:
-    """Return ssh's words before a host: it asks nothing, does not wait for a host that is gone, and says why it
-    fails without a banner of sshd before that.
+    """Return ssh's words before a host: it asks nothing, does not wait for a host that is gone, and says why
+    it fails, without sshd's banner before that.
     """
     alive = ["-o", "ServerAliveInterval=5", "-o", "LogLevel=ERROR"]
     return ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", *alive]
