@@ -44,7 +44,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "unit": {"paths": ["tests/unit"], "minutes": 15, "first": True},
     "system": {"paths": ["tests/system"], "minutes": 60},
     "tools-more": {"paths": [path for path in TOOLS if path > "tests/tools/test_l"], "minutes": 60},
-    "trust": {"paths": ["tests/trust"], "minutes": 10},
+    "trust": {"paths": ["tests/trust"], "minutes": 30},
     "staging": {
         "paths": [
             f"tests/staging/test_{name}.py"

@@ -267,7 +267,8 @@ class Live:
         for part, path in self._parts().items():
             for entry in os.scandir(path):
                 if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)
+                    # A watch of the host may be removing its own file there.
+                    subprocess.run(["rm", "-rf", entry.path], check=True)
                 else:
                     os.unlink(entry.path)
             subprocess.run(["cp", "-a", "--sparse=always", f"{self.top}/{name}/{part}/.", path], check=True)

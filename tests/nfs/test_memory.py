@@ -166,8 +166,7 @@ def check_watched(host: MemoryHost, kind: str) -> None:
         # The last blocks, too: then nothing can be made there but with what was kept free, as the delta of a
         # disk that is to leave.
         host.script(
-            f"while dd if=/dev/zero of={MEMORY}/full bs=4k count=1 oflag=direct,append "
-            f"conv=notrunc; do :; done 2>/dev/null"
+            f"dd if=/dev/zero of={MEMORY}/full bs=4k oflag=direct,append conv=notrunc 2>/dev/null || :"
         )
         make = ["qemu-img", "create", "-q", "-f", "qcow2", f"{MEMORY}/delta", "1G"]
         assert "No space left" in host.run(make, user=ONEADMIN, check=False).err

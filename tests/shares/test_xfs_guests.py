@@ -31,7 +31,7 @@ from shares.test_xfs import MARKER, MOUNT, TREE, MiB
 
 pytestmark = pytest.mark.long
 
-LONG_S = 600
+LONG_S = 1800
 OWNERS = {1: 5, 2: 9, 3: 5}
 """Of each share; VM 1 has 1 and 3, VM 2 has 2."""
 SIZES = {1: 4 * MiB, 2: 16 * MiB, 3: 8 * MiB}
