@@ -29,11 +29,7 @@ SAME: Dict[str, Tuple[str, ...]] = {
         "test_snapshots_are_deleted_while_the_guest_runs_after_others_were",
         "test_disks_grow_running_off_and_undeployed",
     ),
-    "migration": (
-        "own",
-        "test_mixed_vm_when_moved_live_loses_nothing",
-        "test_target_without_room_is_refused_before_anything_moves",
-    ),
+    "migration": ("test_mixed_vm_when_moved_live_loses_nothing",),
     # The others ask the simulated oned what a driver said.
     "commit": (
         "test_a_guest_that_writes_is_committed_and_moves",

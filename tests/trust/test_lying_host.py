@@ -428,6 +428,7 @@ WORDS: Dict[str, Tuple[str, ...]] = {
     "gc": ("--dry-run", "--now"),
     "gc that removes": ("--now", "--yes"),
     "status": (),
+    "publish": ("VM",),
     "pool list": (LIAR,),
     "pool drain": (LIAR, "/dev/none"),
     "stage": ("IMAGE", "--hosts", f"{LIAR},{HONEST}"),
