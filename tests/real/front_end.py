@@ -71,9 +71,10 @@ class OpenNebula:
         self._daemon("oned", ["oned", "-f"])
         deadline = time.monotonic() + 120
         while self.fe.run(["onezone", "list"], check=False, timeout=60).returncode:
-            if self._running["oned"].poll() is not None or time.monotonic() > deadline:
+            ended = self._running["oned"].poll()
+            if ended is not None or time.monotonic() > deadline:
                 said = self.log("oned.out") + self.log("oned.log")
-                raise RuntimeError(f"oned does not answer: {said[-2000:]}")
+                raise RuntimeError(f"oned does not answer (exit code {ended}): {said[-1500:]}")
             time.sleep(0.5)
         if self.scheduler:
             self._daemon("mm_sched", ["mm_sched"])

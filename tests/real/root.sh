@@ -66,14 +66,15 @@ build_inside() { # SRC VERSION
     getent passwd oneadmin >/dev/null || useradd -u "$owner" -g oneadmin -d /var/lib/one -s /bin/bash oneadmin
     ./install.sh -u oneadmin -g oneadmin
     cd /
-    # Debian's gems in the place of the shipped ones.
-    mkdir -p /usr/share/one
+    # Debian's gems in the place of the shipped ones; before 7.0 none are wanted where there is no such folder.
+    mkdir -p /usr/share/one /usr/lib/ruby/vendor_ruby
     rm -rf /usr/share/one/gems "$source"
-    ln -s /usr/share/rubygems-integration/all /usr/share/one/gems
-    find /usr/lib/one /usr/share/one -name load_opennebula_paths.rb -exec sed -i 's/^ *Gem.use_paths.*//' {} +
-    mkdir -p /usr/lib/ruby/vendor_ruby
-    paths=$(find /usr/lib/one /usr/share/one -name load_opennebula_paths.rb -print -quit) # since 7.0
-    [ -z "$paths" ] || ln -sf "$paths" /usr/lib/ruby/vendor_ruby/
+    paths=$(find /usr/lib/one /usr/share/one -name load_opennebula_paths.rb -print -quit)
+    if [ -n "$paths" ]; then
+        ln -s /usr/share/rubygems-integration/all /usr/share/one/gems
+        find /usr/lib/one /usr/share/one -name load_opennebula_paths.rb -exec sed -i 's/^ *Gem.use_paths.*//' {} +
+        ln -sf "$paths" /usr/lib/ruby/vendor_ruby/
+    fi
     [ -e /usr/lib/ruby/vendor_ruby/parse-cron.rb ] || : >/usr/lib/ruby/vendor_ruby/parse-cron.rb # of backup jobs alone
     apt-get -q clean
     [ -d "$ruby" ] && [ -x /usr/bin/oned ]
