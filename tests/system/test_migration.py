@@ -157,7 +157,7 @@ def test_disks_of_other_drivers_move_where_both_hosts_see_them_and_are_named_els
         )
         refused = (
             (7, f"{cloud.vm_dir(vm)}/disk.7", "disk 7.*qcow2.*own directory"),
-            (8, alone, f"{OTHERS} on h2 is not the same"),
+            (8, alone, "datastore 104 on h2 is not the same"),
         )
         for number, file, why in refused:
             of_another_driver(cloud, vm, number, "qcow2", f"file='{file}'>")

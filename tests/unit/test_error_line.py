@@ -46,6 +46,7 @@ def shown(error: errors.SemisharedError, subject: Subject = SUBJECT) -> str:
         (f"{VM}/vm.xml: it cannot be read", "SS020 VM 12: vm.xml: it cannot be read; "),
         (f"{VM}4 is not there", "SS020 VM 12 disk 0: 124 is not there; "),
         ("/var/lib/one/datastores/100 is empty", "SS020 datastore 100 is empty; "),
+        ("/srv/datastores/104 on h2 is empty", "SS020 datastore 104 on h2 is empty; "),
         (f"base 100-7-{'8e' * 16} is not there", "SS020 VM 12 disk 0: base 100-7-8e8e8e8e.. is not there; "),
         ("disk 3 has no record", "SS020 VM 12 disk 3 has no record; "),
         (f"disk 3: {VM}/disk.3 is no link", "SS020 VM 12 disk 3 is no link; "),

@@ -35,6 +35,7 @@ _ALONE = r"(?<![\w./:@~\-])"
 _PATH = rf"{_ALONE}/{_REST}"
 _URL = rf"[a-z][a-z0-9+.\-]*://{_REST}"
 _HASH = r"[0-9a-f]{32,}"
+_STORE = r"/.*/datastores/(\d+)"
 _COMMAND = r"(\S+)( .*?)?: (exit code \d+|killed by signal \d+): (?=.)"
 _NOUN = r"(?:VM|image|datastore|backup) \d+\b|host [A-Za-z0-9]|disk \d+ of VM \d+\b"
 
@@ -104,6 +105,9 @@ def _words(path: str, names: Mapping[str, str]) -> str:
             return _below(name, path, names[name])
     if len(path) <= SHORT:
         return ""
+    store = re.fullmatch(_STORE, path)
+    if store:
+        return f"datastore {store.group(1)}"
     if re.fullmatch(_HASH, path):
         return f"{path[:8]}.."
     if "://" in path:
