@@ -845,11 +845,10 @@ def test_a_rehearsal_is_refused_as_the_action_would_be(host: Host) -> None:
         words, input=host.domain, capture_output=True, cwd="/", env={"PATH": os.environ["PATH"]}, check=False
     )
     assert done.returncode == 1 and done.stdout == b""
-    # An operator's terminal has room for the path where it belongs.
     why = "disk.0.json on " + os.uname().nodename + ": the record of disk 0 has version 2, newer than 1 known"
     refused = host.refuses("deploy", *argv, stdin=host.domain)
     said = done.stderr.decode()
-    assert said.startswith("deploy: SS042 ") and why in said and said.count("\n") == 1
+    assert said.startswith("SS042 VM 7: ") and why in said and said.count("\n") == 1
     assert refused.startswith("SS042 VM 7: ") and why in refused
 
 

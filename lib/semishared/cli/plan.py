@@ -61,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         if kind == "vmm":
             if name in hypervisor.READ:
                 came = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+            asked = hypervisor.Asked(name, tuple(arguments.words), came.encode("utf-8", "surrogateescape"))
+            action.report.subject = lambda: asked.subject({})
             found = rehearse_on_host(action, came)
         else:
             part = datastore.planned(action) if kind else transfer.PLANNED[name](action)
@@ -68,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OnedUnavailable:
         raise
     except SemisharedError as e:
-        warn(f"{name}: {e.line()}")
+        action.report.fail(e)
         return 1
     if arguments.json:
         put_json({"action": arguments.action, **found})

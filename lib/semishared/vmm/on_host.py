@@ -24,7 +24,6 @@ from . import records
 
 if TYPE_CHECKING:
     from ..model.base.steps import Rehearsed, RehearseHypervisor
-    from ..opennebula.args import Subject
 
 CHECKPOINT_S = 60
 """Seconds that libvirt may take to read or write the header of a checkpoint."""
@@ -172,7 +171,7 @@ def run(here: str, argv: list[str]) -> int:
     def act(report: Report) -> int:
         asked = Asked(name, tuple(argv[1:]), sys.stdin.buffer.read() if name in READ else b"")
         names: Dict[str, str] = {}
-        report.subject = lambda: _subject(asked, names)
+        report.subject = lambda: asked.subject(names)
         work = Work(here, asked.stdin, report.info, report.warn, report.held, names)
 
         def do(wanted: Exchange) -> Any:
@@ -187,20 +186,6 @@ def run(here: str, argv: list[str]) -> int:
         return 0
 
     return ended(caught(name if name in PLANNERS else "with_records", act))
-
-
-def _subject(asked: Asked, known: Dict[str, str]) -> Subject | None:
-    """Return what an action is about, None as long as its words do not say."""
-    from ..opennebula.args import Subject
-
-    try:
-        vm = os.path.basename(asked.vm_dir)
-    except BadArguments:
-        return None
-    if not vm.isascii() or not vm.isdigit():
-        return None
-    names = {**known, **dict.fromkeys((asked.vm_dir, os.path.normpath(asked.vm_dir)), f"VM {vm}")}
-    return Subject(f"VM {vm}", int(vm), names)
 
 
 def rehearse(step: RehearseHypervisor) -> Rehearsed:

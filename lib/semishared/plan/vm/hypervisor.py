@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Mapping
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from ...errors import BadArguments, BadRecord, NotSupported, SemisharedError
 from ...model.disk import names as disk_names
@@ -37,6 +37,9 @@ from ..libvirt.domain import (
     disks_of_ours,
     io_limits,
 )
+
+if TYPE_CHECKING:
+    from ...opennebula.args import Subject
 
 
 def over_copy(vm_dir: str, record: Record, chain: Chain) -> Part[Chain]:
@@ -77,6 +80,19 @@ class Asked(NamedTuple):
         at = 1 if self.action in ("attach_disk", "detach_disk", "save") else 0
         self.at_least(at + 1)
         return posixpath.dirname(self.argv[at])
+
+    def subject(self, known: Mapping[str, str]) -> Subject | None:
+        """Return what the action is about, None if its words do not say; `known`: what is at paths."""
+        from ...opennebula.args import Subject
+
+        try:
+            vm = posixpath.basename(self.vm_dir)
+        except BadArguments:
+            return None
+        if not vm.isascii() or not vm.isdigit():
+            return None
+        names = {**known, **dict.fromkeys((self.vm_dir, posixpath.normpath(self.vm_dir)), f"VM {vm}")}
+        return Subject(f"VM {vm}", int(vm), names)
 
 
 def planned(asked: Asked) -> Plan:
