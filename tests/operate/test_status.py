@@ -146,7 +146,7 @@ def test_plan_refuses_as_the_action_would(cloud: Cloud, standing: int) -> None:
     place = f"h1:{DATASTORES}/{SYSTEM}/{vm}"
     mine = next(image for image in cloud.oned.images.values() if image.name == "st-mine")
     said = run(cloud, "plan", "clone", f"fe:{mine.source}", f"{place}/disk.0", str(vm), str(STORE), code=1)[1]
-    assert said.startswith("clone: SS") and said.count("\n") == 1
+    assert said.startswith("SS001 image ") and said.endswith(" [clone]\n") and said.count("\n") == 1
     assert (
         "is no disk" in run(cloud, "plan", "snap_create", f"{place}/kernel", "0", str(vm), "100", code=1)[1]
     )

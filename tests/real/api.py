@@ -3,45 +3,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import http.client
-import os
 import socket
-import threading
 import xmlrpc.client
-from typing import Any, List, Tuple
+from typing import Any, List
 from xml.etree import ElementTree
 
 from lab import Node
 from lab.oned.drivers import Refused
+from lab.oned.rpc import inside
 from lab.oned.template import Template, add
-
-_CLONE_NEWNET = 0x40000000
-
-
-def _connected(pid: int, address: Tuple[str, int]) -> socket.socket:
-    """Open a connection from within a process's network; setns moves the thread that calls it alone."""
-    made: List[socket.socket] = []
-    failed: List[OSError] = []
-
-    def work() -> None:
-        try:
-            namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
-                    raise OSError(ctypes.get_errno(), "setns")
-            finally:
-                os.close(namespace)
-            made.append(socket.create_connection(address, timeout=120))
-        except OSError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]
 
 
 class _Connection(http.client.HTTPConnection):
@@ -51,7 +22,8 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Connect in the node."""
-        self.sock = _connected(self._pid, (self.host, self.port))
+        address = (self.host, self.port)
+        self.sock = inside(self._pid, lambda: socket.create_connection(address, timeout=120))
 
 
 class _Transport(xmlrpc.client.Transport):

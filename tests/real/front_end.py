@@ -33,14 +33,17 @@ tests wait less for a host, and the dozen Ruby programs of each host take the pr
 """
 
 
+def is_before_7() -> bool:
+    """Tell whether the OpenNebula of this root has a scheduler that is a daemon of its own."""
+    return Path("/usr/bin/mm_sched").exists()
+
+
 class OpenNebula:
     """The daemons of one front-end."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.fe = lab, lab.fe
         self._running: Dict[str, NodeProcess] = {}
-        self.scheduler = Path("/usr/bin/mm_sched").exists()
-        """Before 7.0 it is a daemon of its own."""
 
     @property
     def version(self) -> str:
@@ -76,7 +79,7 @@ class OpenNebula:
                 said = self.log("oned.out") + self.log("oned.log")
                 raise RuntimeError(f"oned does not answer (exit code {ended}): {said[-1500:]}")
             time.sleep(0.5)
-        if self.scheduler:
+        if is_before_7():
             self._daemon("mm_sched", ["mm_sched"])
         self._daemon("onehem", ["ruby", "/usr/lib/one/onehem/onehem-server.rb"])
 

@@ -23,6 +23,7 @@ PATIENCE_S = 600.0
 POLL_S = 0.2
 BEGINS_S = 2.0
 """How long oned may take to begin what it was asked."""
+CUT = "... see more details in VM log"
 FAILED = set(FAILURE.values())
 RECOVER = {"failure": 0, "success": 1, "retry": 2, "delete": 3, "recreate": 4}
 HOW = {"save": 0, "live": 0, "poweroff": 1, "poweroff-hard": 2}
@@ -324,11 +325,11 @@ class RealOned:
                     and vm.lcm in FAILED
                     and (vm.lcm != before.lcm or vm.error != before.error)
                 ):
-                    raise ActionFailed(self._why(vm_id, before.error))
+                    raise ActionFailed(self._whole(vm_id, self._why(vm_id, before.error)))
                 if goal(vm):
                     return answer
                 if vm.error and vm.error != before.error:
-                    raise ActionFailed(vm.error)
+                    raise ActionFailed(self._whole(vm_id, vm.error))
             if time.monotonic() > deadline:
                 raise TimeoutError(f"VM {vm_id} is in {vm.state}/{vm.lcm} after {patience} s: {vm.error}")
             time.sleep(POLL_S)
@@ -341,6 +342,12 @@ class RealOned:
                 return self.log(vm_id)
             time.sleep(POLL_S)
         return error
+
+    def _whole(self, vm_id: int, error: str) -> str:
+        """Return an error as the VM's log has it: of a longer one oned keeps the beginning."""
+        begun = error.partition(": ")[2][: -len(CUT)]
+        lines = [line for line in self.log(vm_id).splitlines() if error.endswith(CUT) and begun in line]
+        return lines[-1] if lines else error
 
     def log(self, vm_id: int) -> str:
         """Return the end of a VM's log."""

@@ -19,8 +19,8 @@ _CLONE_NEWNET = 0x40000000
 _NO_AUTH, _NO_EXISTS, _API, _INTERNAL, _NO_METHOD = 0x0100, 0x0400, 0x1000, 0x2000, -506
 
 
-def listen(address: Tuple[str, int], pid: Optional[int] = None) -> socket.socket:
-    """Open a listening socket, with a pid inside that process's network namespace."""
+def inside(pid: Optional[int], opened: Callable[[], socket.socket]) -> socket.socket:
+    """Open a socket, with a pid inside that process's network namespace."""
     made: List[socket.socket] = []
     failed: List[BaseException] = []
 
@@ -33,7 +33,7 @@ def listen(address: Tuple[str, int], pid: Optional[int] = None) -> socket.socket
                         raise OSError(ctypes.get_errno(), "setns")
                 finally:
                     os.close(namespace)
-            made.append(socket.create_server(address, backlog=128))
+            made.append(opened())
         except BaseException as error:  # noqa: BLE001 - handed to the caller
             failed.append(error)
 
@@ -44,6 +44,11 @@ def listen(address: Tuple[str, int], pid: Optional[int] = None) -> socket.socket
     if failed:
         raise failed[0]
     return made[0]
+
+
+def listen(address: Tuple[str, int], pid: Optional[int] = None) -> socket.socket:
+    """Open a listening socket, with a pid inside that process's network namespace."""
+    return inside(pid, lambda: socket.create_server(address, backlog=128))
 
 
 class Rpc:
