@@ -33,6 +33,7 @@ from ..named import to_data
 from ..opennebula.args import HOST
 from ..opennebula.report import Report
 from ..plan.vm import hypervisor
+from ..tools.curl import masked
 from .command import JSON, argument, put, put_all, put_json, warn
 
 KNOWN = (
@@ -72,11 +73,21 @@ def run(arguments: argparse.Namespace) -> int:
     except SemisharedError as e:
         action.report.fail(e)
         return 1
+    found = without_passwords(found)
     if arguments.json:
         put_json({"action": arguments.action, **found})
     else:
         show(found, {"stdin": came, "message": _message(arguments.words)})
     return 0
+
+
+def without_passwords(value: Any) -> Any:
+    """Return what is to be printed with each URL in it as lines show it: an upload's may have a password."""
+    if isinstance(value, dict):
+        return {name: without_passwords(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_passwords(item) for item in value]
+    return masked(value) if isinstance(value, str) else value
 
 
 def _message(words: list[str]) -> str:
