@@ -437,7 +437,8 @@ class RealOned:
             return (vm.state, vm.lcm) != (seen.state, seen.lcm) or vm.error != seen.error
 
         self._until(vm_id, lambda: self.api.call("vm.recover", vm_id, RECOVER[how]), over)
-        # A VM that is deleted is DONE before its drivers are.
+        # A VM that is deleted is DONE before its drivers are, or have begun.
+        time.sleep(BEGINS_S if how == "delete" else 0)
         busy = ["pgrep", "-f", "remotes/tm/semishared/"]
         while how == "delete" and self.api.node.run(busy, check=False).returncode == 0:
             time.sleep(POLL_S)

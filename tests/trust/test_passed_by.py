@@ -6,8 +6,10 @@ is let go on.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,16 +103,22 @@ def line(file: IO[str] | None) -> str:
     return file.readline()
 
 
+@pytest.fixture()
+def for_all() -> Iterator[Path]:
+    """A directory that all users may write to: pytest closes its own whenever one more of it starts."""
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.mark.fault(
     37,
     "a stopped holder that cannot be ended is passed by: its lock has another generation, and it "
     "publishes nothing",
 )
-def test_holder_of_another_user_that_was_stopped(tmp_path: Path) -> None:
-    for top in tmp_path.parents:
-        top.chmod(top.stat().st_mode | 0o111) if str(top).count("/") > 1 else None
-    tmp_path.chmod(0o777)
-    lock, late = tmp_path / "lock", tmp_path / "late"
+def test_holder_of_another_user_that_was_stopped(for_all: Path) -> None:
+    lock, late = for_all / "lock", for_all / "late"
     lock.write_text('{"epochs": {"": 3}}')
     lock.chmod(0o666)
     with started(HOLDER, str(lock), str(late)) as holder:
@@ -124,7 +132,7 @@ def test_holder_of_another_user_that_was_stopped(tmp_path: Path) -> None:
             holder.send_signal(signal.SIGCONT)
             said = holder.communicate("go on\n", timeout=20)[0]
             assert said.startswith("SS188 ") and "lost" in said
-            assert sorted(os.listdir(tmp_path)) == ["lock"]
+            assert sorted(os.listdir(for_all)) == ["lock"]
             passer.communicate("\n", timeout=20)
 
 
@@ -134,11 +142,8 @@ def test_holder_of_another_user_that_was_stopped(tmp_path: Path) -> None:
     "and removed the lock",
 )
 @pytest.mark.parametrize("late", ["publishes", "removes a disk", "removes the lock"])
-def test_lock_that_is_gone_when_its_holder_goes_on(tmp_path: Path, late: str) -> None:
-    for top in tmp_path.parents:
-        top.chmod(top.stat().st_mode | 0o111) if str(top).count("/") > 1 else None
-    tmp_path.chmod(0o777)
-    lock, disk = tmp_path / "lock", tmp_path / "100/5/disk.1"
+def test_lock_that_is_gone_when_its_holder_goes_on(for_all: Path, late: str) -> None:
+    lock, disk = for_all / "lock", for_all / "100/5/disk.1"
     lock.touch(0o666)
     lock.chmod(0o666)
     disk.parent.mkdir(parents=True)
@@ -154,7 +159,7 @@ def test_lock_that_is_gone_when_its_holder_goes_on(tmp_path: Path, late: str) ->
         passes += (
             "    import os; os.unlink(sys.argv[1])\n    print('gone', flush=True)\n    sys.stdin.readline()\n"
         )
-    with started(program, str(lock), str(tmp_path / "late")) as holder:
+    with started(program, str(lock), str(for_all / "late")) as holder:
         assert line(holder.stdout) == "held\n"
         holder.send_signal(signal.SIGSTOP)
         with started(passes, str(lock)) as passer:
@@ -170,7 +175,7 @@ def test_lock_that_is_gone_when_its_holder_goes_on(tmp_path: Path, late: str) ->
                 assert said.startswith("nothing was published") and lock.exists()
             else:
                 assert said.startswith("SS188 ") and not lock.exists()
-            assert disk.read_text() == "of the VM made anew" and not (tmp_path / "late").exists()
+            assert disk.read_text() == "of the VM made anew" and not (for_all / "late").exists()
             passer.communicate("\n", timeout=20)
 
 
