@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -14,6 +15,7 @@ import pytest
 
 from lab.oned import ActionFailed
 from semishared.opennebula.error_line import SHOWN
+from suites import ROOT
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 from tools.test_vmm import Host
 
@@ -121,3 +123,27 @@ def test_stock_script_that_fails_says_so_first(host: Host) -> None:
     first, *others, last = done.stderr.decode().splitlines()
     assert (first, last) == ("Could not create domain", "ExitCode: 3")
     assert [line[:40] for line in others] == ["WARN: deploy: VM 7: vm.xml is of no use:"], others
+
+
+@pytest.mark.fault(58, "a thread of librados that still works as the stock script begins has its descriptors")
+def test_stock_script_is_waited_for_by_no_thread_of_ours(host: Host, tmp_path: Path) -> None:
+    """A thread of a library ends a process that has closed a descriptor under it: librados' does (abort)."""
+    program = tmp_path / "becomes"
+    program.write_text(
+        "import os, threading\n"
+        "from semishared.tools.ending import become\n"
+        "end = os.pipe()[0]\n"
+        "def work():\n"
+        "    while True:\n"
+        "        try:\n"
+        "            os.fstat(end)\n"
+        "        except OSError:\n"
+        "            os.abort()\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "become(['sh', '-c', 'sleep 0.3; echo reason >&2; exit 3'], b'INFO: held\\n')\n"
+    )
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, program], capture_output=True, check=False, env={"PYTHONPATH": str(ROOT / "lib")}
+        )
+        assert (done.returncode, done.stderr) == (3, b"reason\nINFO: held\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a process: of this one, at once or after another program, and of a child within a time limit."""
+"""The end of a process: of this one, for another program or at once, and of a child within a time limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Protocol
+    from typing import NoReturn, Protocol
 
     class Program(Protocol):
         """A child process, as subprocess has it."""
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 LOOK_S = 0.02
 NOT_SAID = 120
 """Exit code of Python if it cannot write all of its output."""
+MOST_B = 64 << 10
+"""Half of what the kernel takes as one argument of a program (execve(2), MAX_ARG_STRLEN)."""
+_THEN_WRITE = 'text=$1; shift; "$@"; code=$?; printf %s "$text" >&2; exit $code'
 
 
 def ended(code: int) -> int:
@@ -39,33 +42,15 @@ def ended(code: int) -> int:
     os._exit(code)
 
 
-def written_after(text: bytes) -> None:
-    """Return in a child, which is to become another program; write `text` to stderr when that has ended.
+def become(words: list[str], text: bytes) -> NoReturn:
+    """Replace this process by a program; `text` is written to stderr when that has ended.
 
-    This process waits for it, and ends as it does: the one that has started it sees no difference.
+    What waits for the program is a shell, not this process: threads of librados, still at work after
+    a cluster has not answered, end with it, and so do its locks. Raise OSError.
     """
-    child = os.fork()
-    if not child:
-        return
-    code = NOT_SAID
-    try:
-        # The locks that this process has are the program's no more, as if this process had become it.
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2:
-                _closed(int(name))
-        status = os.waitpid(child, 0)[1]
-        code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        os.write(2, text)
-    finally:
-        os._exit(code)
-
-
-def _closed(fd: int) -> None:
-    """Close a file descriptor, unless it is closed."""
-    try:
-        os.close(fd)
-    except OSError:
-        pass
+    if text:
+        words = ["/bin/sh", "-c", _THEN_WRITE, "sh", text[:MOST_B].decode("ascii", "replace"), *words]
+    os.execvp(words[0], words)
 
 
 def ended_within(program: Program, limit_s: float) -> int | None:

@@ -19,7 +19,7 @@ from ..named import NamedTuple
 from ..opennebula.report import Report, caught
 from ..plan.vm.hypervisor import MESSAGE, PLANNERS, READ, Asked, forwarded, planned
 from ..table import carry_out
-from ..tools.ending import ended, written_after
+from ..tools.ending import become, ended
 from . import records
 
 if TYPE_CHECKING:
@@ -145,10 +145,9 @@ def become_stock(step: BecomeStock, scripts: str, received: bytes, held: Callabl
     if lines:
         from ..tools.run import DIES_WITH_US
 
-        written_after(lines)
         words = [*DIES_WITH_US, *words]
     try:
-        os.execvp(words[0], words)
+        become(words, lines)
     except OSError as e:
         raise ToolMissing(f"OpenNebula's own script {os.path.normpath(stock)}: {e.strerror}") from None
 
