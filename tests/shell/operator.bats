@@ -82,7 +82,7 @@ refused_word() { # refused_word LAST-LINE: exit code 2, nothing on stdout, a usa
     call "$semishared" plan nosuch 1
     one_line 1 'semishared plan: nosuch is no transfer action'
     call "$semishared" plan clone 1
-    one_line 1 'clone: SS001 1 arguments where 4 belong'
+    one_line 1 'SS001 clone: 1 arguments where 4 belong'
 }
 
 @test "where no oned answers: 2, and one line with its error" {
