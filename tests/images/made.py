@@ -194,15 +194,17 @@ def _guid(text: str) -> bytes:
     return uuid.UUID(text).bytes_le
 
 
-def vhdx(disk: bytes, *, parent: bool = False, log: bool = False, block: int = MiB) -> bytes:
-    """Return a dynamic VHDX, a differencing one, or one that was not closed."""
+def vhdx(
+    disk: bytes, *, parent: bool = False, log: bool = False, block: int = MiB, metadata_at: int = 2 * MiB
+) -> bytes:
+    """Return a dynamic VHDX, a differencing one, or one that was not closed; its regions begin at any MiB."""
     heads = b""
     for sequence in (1, 2):
         head = struct.pack("<4sIQ", b"head", 0, sequence) + uuid.UUID(int=1).bytes + uuid.UUID(int=2).bytes
         head += (uuid.UUID(int=3).bytes if log else bytes(16)) + struct.pack("<HHIQ", 0, 1, MiB, MiB)
         heads += _checked(head.ljust(4096, b"\0")).ljust(64 << 10, b"\0")
     parts = pieces(disk, block)
-    metadata_at, table_at, data_at = 2 * MiB, 3 * MiB, 4 * MiB
+    table_at, data_at = metadata_at + MiB, metadata_at + 2 * MiB
     regions = struct.pack("<4sIII", b"regi", 0, 2, 0)
     for name, at in (
         ("2DC27766-F623-4200-9D64-115E9BFD4A08", table_at),

@@ -58,7 +58,7 @@ def assert_same(raw: Path, path: Path, format: str) -> None:
     assert back.read_bytes() == raw.read_bytes()
 
 
-def arrives(store: Store, path: Path, raw: Path) -> None:
+def arrives(store: Store, path: Path | str, raw: Path) -> None:
     """Upload as oned does: with the SIZE that stat has told; all of the disk has to be there."""
     size = store.ok("stat", PATH=path)
     assert int(size) == -(-raw.stat().st_size // MiB)

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from semishared.intake import headers, judge, packed_size
+from images import made
+from images.test_formats import arrives, assert_same
+from semishared.intake import packed_size
+from semishared.tools import image_headers, inspection
 from tools.test_datastore import Store
 
 MiB = 1 << 20
@@ -52,7 +55,7 @@ def test_zstd_is_unpacked(store: Store, raw: Path, way: str) -> None:
 def test_zstd_of_a_pipe_tells_no_size_and_is_read(store: Store, content: bytes) -> None:
     path = store.uploads / "disk.raw.zst"
     path.write_bytes(packed(["zstd", "-q", "-1"], content))
-    with judge.opened(str(path), "disk") as opened:
+    with inspection.content_of(str(path), "disk") as opened:
         assert packed_size.size(opened, "zstd") is None
     assert store.ok("stat", PATH=path) == "13"
     assert store.cp(path, SIZE=13)[0].read_bytes() == content
@@ -76,7 +79,7 @@ def test_frames_in_a_row_are_one_file(store: Store, content: bytes, tmp_path: Pa
     # pzstd begins with a frame that is skipped.
     path = store.uploads / "disk.zst"
     path.write_bytes(b"\x50\x2a\x4d\x18\4\0\0\0abcd" + b"".join(frames))
-    with judge.opened(str(path), "disk") as opened:
+    with inspection.content_of(str(path), "disk") as opened:
         assert packed_size.size(opened, "zstd") == 12 * MiB
     assert store.ok("stat", PATH=path) == "12"
     assert store.cp(path, SIZE=12)[0].read_bytes() == content[: 12 * MiB]
@@ -118,7 +121,7 @@ def test_size_by_the_index_of_xz(tmp_path: Path, raw: Path, threads: str) -> Non
     for data in (one, one + bytes(8) + one, packed(["xz", "-9", "-c"], b"") + one, one * 3 + bytes(4)):
         path.write_bytes(data)
         told = subprocess.run(["xz", "--robot", "-l", str(path)], capture_output=True, check=True).stdout
-        with judge.opened(str(path), "disk") as opened:
+        with inspection.content_of(str(path), "disk") as opened:
             assert packed_size.size(opened, "lzma") == int(told.split()[-5])
 
 
@@ -129,7 +132,7 @@ def test_size_by_the_frames_of_zstd(tmp_path: Path, raw: Path) -> None:
         plain, path = tmp_path / "plain", tmp_path / "plain.zst"
         plain.write_bytes(content[:size])
         subprocess.run(["zstd", "-q", "-f", str(plain)], check=True)
-        with judge.opened(str(path), "disk") as opened:
+        with inspection.content_of(str(path), "disk") as opened:
             assert packed_size.size(opened, "zstd") == size
 
 
@@ -159,6 +162,39 @@ def test_packed_foreign_image_is_judged_inside(store: Store, tmp_path: Path, pro
         store.fails(action, "SS074", "encrypted inside", PATH=path, SIZE=8)
 
 
+@pytest.mark.parametrize("program", ["gzip", "bzip2", "xz", "zstd"])
+@pytest.mark.fault(51, "a packed VHDX is taken for its disk, whose size stands 2 MiB behind its beginning")
+def test_packed_vhdx_is_taken_for_its_disk(store: Store, raw: Path, program: str) -> None:
+    image, path = raw.with_name("disk.vhdx"), store.uploads / "disk.vhdx.packed"
+    image.write_bytes(made.vhdx(raw.read_bytes()))
+    assert_same(raw, image, "vhdx")
+    path.write_bytes(packed([program, "-c", "-1"], image.read_bytes()))
+    arrives(store, path, raw)
+
+
+@pytest.mark.parametrize("program", ["gzip", "xz"])
+def test_packed_vhdx_is_judged_inside(store: Store, content: bytes, program: str) -> None:
+    path, whole = store.uploads / "disk.vhdx.packed", made.vhdx(content)
+    for inside, error_id, word in (
+        (made.vhdx(content, parent=True), "SS021", "a parent image"),
+        (made.vhdx(content, log=True), "SS077", "not closed"),
+        (whole[: 100 << 10], "SS077", "its tables"),
+        (whole[: 2 * MiB + 4096], "SS077", "one of its regions"),
+    ):
+        path.write_bytes(packed([program, "-c", "-1"], inside))
+        for action in ("stat", "cp"):
+            store.fails(action, error_id, word, PATH=path, SIZE=13)
+
+
+def test_packed_vhdx_whose_size_stands_too_far_behind_is_taken_unpacked(store: Store, raw: Path) -> None:
+    image = store.uploads / "disk.vhdx"
+    image.write_bytes(made.vhdx(raw.read_bytes(), metadata_at=40 * MiB))
+    arrives(store, image, raw)
+    path = store.uploads / "disk.vhdx.gz"
+    path.write_bytes(gzip.compress(image.read_bytes(), 1))
+    store.fails("stat", "SS003", "41 MiB behind its beginning", "unpacked from a file", PATH=path)
+
+
 def test_hostile_index_is_read_without_a_crash(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "disk"
     whole = lzma.compress(content[: 2 * MiB], preset=0)
@@ -166,12 +202,12 @@ def test_hostile_index_is_read_without_a_crash(tmp_path: Path, content: bytes) -
         changed = bytearray(whole)
         changed[change] ^= 0xFF
         path.write_bytes(changed)
-        with judge.opened(str(path), "disk") as opened:
+        with inspection.content_of(str(path), "disk") as opened:
             told = packed_size.size(opened, "lzma")
             assert told is None or told >= 0
     for data in (b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfd" + b"\xff" * 40, b"\x50\x2a\x4d\x18" + b"\xff" * 40):
         path.write_bytes(data)
-        with judge.opened(str(path), "disk") as opened:
+        with inspection.content_of(str(path), "disk") as opened:
             packed_size.size(opened, "zstd")
 
 
@@ -190,7 +226,7 @@ def test_hostile_length_costs_no_look_for_each_of_its_bytes(kind: str) -> None:
     most = packed_size.MOST_PADDING // 4 if kind == "lzma" else 1000
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_size, "MOST_BLOCKS", 1000)
-        assert packed_size.size(headers.Content(at, 1 << 40, whole=True), kind) is None
+        assert packed_size.size(image_headers.Content(at, 1 << 40, whole=True), kind) is None
 
 
 def test_empty_file_in_zstd_is_refused(store: Store) -> None:

@@ -423,6 +423,16 @@ def test_clone_of_what_is_not_there(store: Store) -> None:
     store.fails("clone", "SS024", PATH=store.base / "none", FORMAT="raw")
 
 
+@pytest.mark.fault(51, "an image that was cut off or marked as corrupt in its store is not cloned")
+def test_clone_is_judged_as_an_upload_is(store: Store) -> None:
+    for harm, word in (("cut", "cut off"), ("mark", "corrupt")):
+        source, _ = store.cp(store.image(harm, format="qcow2"))
+        whole = source.read_bytes()
+        source.chmod(0o660)
+        source.write_bytes(whole[: 5 << 16] if harm == "cut" else whole[:79] + b"\2" + whole[80:])
+        store.fails("clone", "SS077", word, PATH=source, FORMAT="qcow2")
+
+
 def test_raw_image_whose_guest_made_it_look_like_qcow2_is_cloned_as_raw(store: Store) -> None:
     source, _ = store.cp(store.image())
     evil = store.uploads / "evil"

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from semishared.errors import ToolFailed, UnsafeImage
+from semishared.intake import judge
 from semishared.store.dir.store import DirDraft
-from semishared.tools import inspection, qemu_img, run
+from semishared.tools import qemu_img, run
 from tools.world import MiB, allocated, qemu_io
 
 
@@ -64,7 +65,7 @@ def test_raw_image_that_looks_like_qcow2_is_raw_when_we_say_so(tmp_path: Path) -
 def test_convert_keeps_the_data_and_holes(tmp_path: Path, source: str, target: str) -> None:
     subprocess.run(["qemu-img", "create", "-q", "-f", source, str(tmp_path / "in"), "64M"], check=True)
     qemu_io(tmp_path / "in", source, "write -P 0x33 10M 64k")
-    assert inspection.inspect(str(tmp_path / "in"), 1 << 40).format == source
+    assert judge.file(str(tmp_path / "in"), judge.DISK, 1 << 40, "in", packed=False).format == source
     qemu_img.convert(str(tmp_path / "in"), source, str(tmp_path / "out"), target)
     qemu_io(tmp_path / "out", target, "read -P 0x33 10M 64k")
     qemu_io(tmp_path / "out", target, "read -P 0 0 10M")
@@ -149,13 +150,13 @@ KINDS = [
 def test_image_made_by_the_real_tool_that_leads_elsewhere_is_unsafe(tmp_path: Path, kind: str) -> None:
     path = dangerous(tmp_path, kind)
     with pytest.raises(UnsafeImage):
-        inspection.inspect(str(path), 1 << 40)
+        judge.file(str(path), judge.DISK, 1 << 40, "image", packed=False)
 
 
 def test_huge_virtual_size_is_unsafe(tmp_path: Path) -> None:
     qemu_img.create(str(tmp_path / "image"), "qcow2", 1 << 50)
     with pytest.raises(UnsafeImage, match="claims a size of 1024.0 TiB"):
-        inspection.inspect(str(tmp_path / "image"), 64 << 40)
+        judge.file(str(tmp_path / "image"), judge.DISK, 64 << 40, "image", packed=False)
 
 
 @pytest.mark.parametrize("backing", ["", "base"])

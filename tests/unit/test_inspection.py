@@ -11,16 +11,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from semishared.errors import MissingImage, NotSupported, UnsafeImage, WrongFormat
+from semishared.errors import EncryptedDisk, MissingImage, NotSupported, UnsafeImage, WrongFormat
+from semishared.intake import judge
 from semishared.intake.unpack import MAGIC, Spoiled, decompressor, unpacked
-from semishared.tools import inspection
+from semishared.tools import image_headers, inspection
 
 GiB = 1 << 30
 
 
-def qcow2(version: int = 3, backing: int = 0, size: int = GiB, incompatible: int = 0) -> bytes:
+def qcow2(
+    version: int = 3, backing: int = 0, size: int = GiB, incompatible: int = 0, cipher: int = 0
+) -> bytes:
     head = b"QFI\xfb" + struct.pack(
-        ">IQIIQIIQQIIQ", version, backing, 20 if backing else 0, 16, size, 0, 1, 196608, 65536, 1, 0, 0
+        ">IQIIQIIQQIIQ", version, backing, 20 if backing else 0, 16, size, cipher, 1, 196608, 65536, 1, 0, 0
     )
     return (head + struct.pack(">QQQII", incompatible, 0, 0, 4, 104)).ljust(512, b"\0")
 
@@ -70,7 +73,7 @@ def test_image_that_names_other_files_is_refused_before_a_tool_opens_it(
     path = tmp_path / "image"
     path.write_bytes(content)
     with pytest.raises(UnsafeImage, match="my-upload.*" + word):
-        inspection.inspect(str(path), 1 << 60, "my-upload")
+        judge.file(str(path), judge.DISK, 1 << 60, "my-upload", packed=False)
 
 
 @pytest.mark.parametrize(
@@ -104,26 +107,29 @@ def test_image_on_its_own_is_safe(content: bytes) -> None:
 @example(b"QFI\xfb")
 @example(b"KDMV")
 @example(b"QFI\xfb\0\0\0\3" + bytes(30))
+@example(b"vhdxfile")
 def test_any_header_is_judged_without_a_crash(head: bytes) -> None:
-    for content in (head, b"QFI\xfb" + head, b"KDMV" + head):
+    tables = b"vhdxfile".ljust(192 << 10, b"\0") + (b"regi" + head).ljust(128 << 10, b"\0")
+    for content in (head, b"QFI\xfb" + head, b"KDMV" + head, tables):
         format = inspection.detect(content)
         inspection.names_other_files(content, format)
-        size = inspection.size_in_header(content)
+        size = image_headers.facts(image_headers.beginning(content, None), format).size
         assert size is None or size >= 0
+        assert image_headers.needed(content) >= image_headers.HEAD
 
 
 def test_raw_image_is_as_big_as_its_file(tmp_path: Path) -> None:
     path = tmp_path / "image"
     path.write_bytes(b"x" * 1000)
-    assert inspection.inspect(str(path), 1000) == inspection.Inspected("raw", 1000)
+    assert judge.file(str(path), judge.DISK, 1000, "my-upload", packed=False) == judge.Judged("raw", 1000, 0)
     with pytest.raises(UnsafeImage, match="my-upload claims a size of 1000 B"):
-        inspection.inspect(str(path), 999, "my-upload")
+        judge.file(str(path), judge.DISK, 999, "my-upload", packed=False)
 
 
 def test_what_is_no_file_is_a_missing_image(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(MissingImage, match="my-upload"):
-            inspection.inspect(str(path), GiB, "my-upload")
+            judge.file(str(path), judge.DISK, GiB, "my-upload", packed=False)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +143,24 @@ def test_what_is_no_file_is_a_missing_image(tmp_path: Path) -> None:
     ],
 )
 def test_size_in_header(head: bytes, size: object) -> None:
-    assert inspection.size_in_header(head) == size
+    assert judge.beginning(head, None, judge.DISK, 1 << 60, "my-upload") == size
 
 
-def test_vhdx_does_not_tell_its_size_at_its_beginning() -> None:
-    with pytest.raises(NotSupported, match="my-upload"):
-        inspection.size_in_header(b"vhdxfile" + bytes(504), "my-upload")
+def test_vhdx_whose_size_stands_too_far_behind_is_not_fetched_for_it() -> None:
+    """Its beginning says where the metadata are; a hostile one says anything."""
+    assert judge.needed(b"vhdxfile" + bytes(504), "my-upload") == 320 << 10
+    for place in (judge.FARTHEST, 1 << 62):
+        table = struct.pack("<4sIII", b"regi", 0, 1, 0) + image_headers.METADATA
+        table += struct.pack("<QII", place, 1 << 20, 1)
+        head = (b"vhdxfile".ljust(192 << 10, b"\0") + table).ljust(320 << 10, b"\0")
+        with pytest.raises(NotSupported, match="upload it unpacked from a file: my-upload"):
+            judge.needed(head, "my-upload")
+
+
+def test_qcow2_that_is_encrypted_inside_is_not_opened_on_a_host_either() -> None:
+    with pytest.raises(EncryptedDisk, match="LUKS.*image"):
+        inspection.check_header(qcow2(cipher=2), "qcow2", "image")
+    inspection.check_header(qcow2(), "qcow2", "image")
 
 
 @pytest.mark.parametrize("name", DANGEROUS)

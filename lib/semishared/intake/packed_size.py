@@ -7,7 +7,7 @@ and zstd holds a file to that size. Sources: "The .xz File Format" 1.2, RFC 8878
 
 from __future__ import annotations
 
-from .headers import Content
+from ..tools.image_headers import Content
 
 XZ_FOOTER = 12
 LARGEST_INDEX = 16 << 20

@@ -52,8 +52,6 @@ SSH = [
 ]
 RETRY = ["--retry", "3"]
 """For what a server says before the first byte: too many requests, a gateway that is away."""
-HEAD = 64 << 10
-"""Bytes at the beginning of a file that contain its virtual size, if it has a header."""
 
 
 class Source(NamedTuple):
@@ -246,7 +244,7 @@ def size_of(source: Source, path: str, max_virtual_size: int, most_s: float) -> 
         from . import packed_size
 
         file.seek(0)
-        with judge.opened(path, source.name) as content:
+        with inspection.content_of(path, source.name) as content:
             told = packed_size.size(content, kind)
         with _whole(source.name), closing(unpacked(file, kind, Work(most_s))) as pieces:
             return unpacked_size(pieces, source, max_virtual_size, told)
@@ -258,19 +256,25 @@ def unpacked_size(
     """Return the virtual size of the image in `pieces`, by its header if it has one.
 
     `plain`: what `pieces` are altogether, None if that is unknown; then they are read to their end. Raise as
-    `judge.beginning`.
+    `judge.beginning` and `judge.needed`.
     """
-    head, size = b"", 0
+    head, size, told = b"", 0, None
+    needed = judge.needed(head, source.name)
     for piece in pieces:
         size += len(piece)
-        if len(head) < HEAD:
+        if len(head) < needed:
             head += piece
-            if len(head) < HEAD:
+            if source.taken == judge.DISK:
+                needed = judge.needed(head, source.name)
+            if len(head) < needed:
                 continue
             told = judge.beginning(head, plain, source.taken, max_virtual_size, source.name)
             if told is not None or plain is not None:
                 break
         inspection.check_claim(size, max_virtual_size, source.name)
+    else:
+        # All of it has come.
+        plain = size
     told = judge.beginning(head, plain, source.taken, max_virtual_size, source.name)
     if told is None:
         told = size if plain is None else plain

@@ -14,10 +14,10 @@ from typing import Generator, Iterator
 
 from ..errors import NotSupported, SourceTooSlow, SourceUnavailable, ToolFailed, ToolTimeout
 from ..named import NamedTuple
-from ..tools import curl, inspection
+from ..tools import curl, image_headers, inspection
 from ..tools.run import piped, run, stream
-from . import headers, judge, packed_size
-from .source import HEAD, SSH, Source, refuse_greeting, unpacked_size
+from . import judge, packed_size
+from .source import SSH, Source, refuse_greeting, unpacked_size
 from .unpack import Packed, Spoiled, Work, decompressor, unpacked
 
 SILENT_S = 60.0
@@ -33,14 +33,17 @@ def size_of(source: Source, max_virtual_size: int, most_s: float) -> int:
     NotSupported if the size is unknown, SourceTooSlow if unpacking takes too much CPU time.
     """
     source.check_url()
-    head, length = _first_bytes_by_ssh(*source.ssh) if source.ssh else _first_bytes(source, max_virtual_size)
+    head, length = (
+        _first_bytes_by_ssh(source, *source.ssh) if source.ssh else _first_bytes(source, max_virtual_size)
+    )
     kind = decompressor(head) if source.decompress else ""
     if kind:
         plain = _unpacked(head, kind)
-        whole = len(head) < HEAD
+        whole = len(head) < image_headers.HEAD
         # What is shorter than its head is known wholly, and then it has an end.
         told = judge.beginning(plain, None, source.taken, max_virtual_size, source.name) if plain else None
-        if told is None and not whole:
+        # What the index says of a file with a header is no disk's size.
+        if told is None and not whole and _needed(plain, source) == image_headers.HEAD:
             told = _by_index(source, kind, head, length)
         if told is None:
             return _size_unpacked(source, kind, max_virtual_size, most_s)
@@ -59,7 +62,7 @@ def _by_index(source: Source, kind: str, head: bytes, length: int | None) -> int
     """Return the unpacked size by the file's own word, None if it has none or the server does not send it."""
     if length is None or source.ssh:
         return None
-    content = headers.beginning(head, length)
+    content = image_headers.beginning(head, length)
     if kind == "lzma":
         try:
             with _answered(source, f"{max(length - TAIL, 0)}-") as answer:
@@ -76,7 +79,7 @@ def _by_index(source: Source, kind: str, head: bytes, length: int | None) -> int
             # The beginning of the stream, which is read only where the file is one.
             return head[offset : offset + size]
 
-        content = headers.Content(at, length, whole=False)
+        content = image_headers.Content(at, length, whole=False)
     return packed_size.size(content, kind)
 
 
@@ -106,7 +109,7 @@ def _unpacked(head: bytes, kind: str) -> bytes:
         with closing(unpacked(io.BytesIO(head), kind)) as pieces:
             for piece in pieces:
                 found += piece
-                if len(found) >= HEAD:
+                if len(found) >= image_headers.HEAD:
                     break
     except Spoiled:
         pass
@@ -193,27 +196,39 @@ def _behind(rest: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
     yield from chunks
 
 
-def _first_bytes(source: Source, most: int) -> tuple[bytes, int | None]:
-    """Return the beginning of a file on a web server, and its length if the server sends it.
+def _needed(head: bytes, source: Source) -> int:
+    """Return how many bytes of a file's beginning tell its size; raise as `judge.needed`."""
+    return judge.needed(head, source.name) if source.taken == judge.DISK else image_headers.HEAD
 
-    Raise UnsafeImage for more than `most` bytes.
+
+def _first_bytes(source: Source, most: int) -> tuple[bytes, int | None]:
+    """Return the beginning of a file on a web server, and its length if that is known.
+
+    Raise UnsafeImage for more than `most` bytes, NotSupported as `judge.needed`.
     """
     with _answered(source) as answer:
         inspection.check_claim(answer.length or 0, most, source.name)
-        head = b""
+        head, needed = bytearray(), image_headers.HEAD
         for chunk in answer.chunks:
             head += chunk
-            if len(head) >= HEAD:
-                break
-        return head[:HEAD], answer.length
+            while len(head) >= needed:
+                wanted = _needed(bytes(head[:needed]), source)
+                if wanted == needed:
+                    return bytes(head[:needed]), answer.length
+                needed = wanted
+        return bytes(head), len(head) if answer.length is None else answer.length
 
 
-def _first_bytes_by_ssh(destination: str, path: str) -> tuple[bytes, int | None]:
-    """Return the beginning of a file on another machine, and its length."""
+def _first_bytes_by_ssh(source: Source, destination: str, path: str) -> tuple[bytes, int | None]:
+    """Return the beginning of a file on another machine, and its length; raise as `judge.needed`."""
     refuse_greeting(destination)
     try:
-        with piped([*SSH, destination, f"head -c {HEAD} -- '{path}'"], feed=False) as stream:
-            head = stream.read()
+        head, needed, wanted = b"", 0, image_headers.HEAD
+        while len(head) == needed < wanted:
+            needed = wanted
+            with piped([*SSH, destination, f"head -c {needed} -- '{path}'"], feed=False) as stream:
+                head = stream.read()
+            wanted = _needed(head, source)
         return head, int(run([*SSH, destination, f"stat -L -c %s -- '{path}'"]))
     except ToolFailed as e:
         raise SourceUnavailable(f"{path} on {destination}: {e.detail}") from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real format and size of an uploaded image, read from its header before any tool opens it.
+"""What speaks against an image: its header is judged before any tool opens it, wherever it came from.
 
 qemu-img would follow the names in a header (a backing file, a data file, extents), and so read any file of
 the machine. Formats per QEMU's docs/interop/qcow2.txt and block/{vmdk,vdi,vhdx,vpc,qed}.c.
@@ -11,26 +11,19 @@ import os
 import re
 import struct
 from contextlib import contextmanager
-from typing import Iterator
+from typing import TYPE_CHECKING, Iterator
 
-from ..errors import MissingImage, NotSupported, ToolFailed, UnsafeImage, WrongFormat, here
-from ..named import NamedTuple
+from ..errors import DamagedImage, EncryptedDisk, MissingImage, ToolFailed, UnsafeImage, WrongFormat, here
 from ..units import human
 from . import beneath, qemu_img
+
+if TYPE_CHECKING:
+    from .image_headers import Content
 
 INCOMPATIBLE_DATA_FILE = 1 << 2
 HEAD = 512 + 20 * 512
 """Bytes to inspect: QEMU reads a sparse VMDK's descriptor, with the parent's name, after the first sector."""
-AGAIN = 64 << 10
-"""Bytes to inspect before an open: the largest qcow2 header."""
 LUKS = b"LUKS\xba\xbe"
-
-
-class Inspected(NamedTuple):
-    """Format, and virtual size in bytes."""
-
-    format: str
-    virtual_size: int
 
 
 def detect(head: bytes, tail: bytes = b"") -> str:
@@ -73,64 +66,93 @@ def names_other_files(head: bytes, format: str) -> str:
     return ""
 
 
-def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
-    """Return format and virtual size of the file `path`.
-
-    Raise MissingImage if it is no readable file, UnsafeImage if it names other files or exceeds
-    `max_virtual_size` bytes. Errors name it `name`.
+def refuse_header(content: Content, format: str, name: str) -> None:
+    """Raise UnsafeImage or EncryptedDisk if the header of an image of `format` says that no VM gets its disk
+    from this file alone.
     """
-    name = name or path
-    try:
-        with open(path, "rb") as file:
-            head = file.read(HEAD)
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 512, 0))
-            tail = file.read(512)
-    except OSError as e:
-        raise MissingImage(f"{name}: {e.strerror}") from None
-    format = detect(head, tail)
-    danger = names_other_files(head, format)
+    from . import image_headers
+
+    danger = names_other_files(content.at(0, image_headers.HEAD), format)
     if danger:
         raise UnsafeImage(f"{name} has {danger}")
-    # Check the header's size first: qemu-img may refuse to open an image that is too large.
-    virtual_size = size if format == "raw" else 0 if format == "vhdx" else size_in_header(head) or 0
-    if format != "raw" and virtual_size <= max_virtual_size:
+    found = image_headers.facts(content, format)
+    if found.parent:
+        raise UnsafeImage(f"{name} has {found.parent}")
+    if found.encryption:
+        raise EncryptedDisk(
+            f"qcow2 image encrypted inside ({found.encryption}), from which no VM starts: {name}"
+        )
+
+
+def refuse_damage(content: Content, format: str, name: str) -> None:
+    """Raise DamagedImage if the file is marked as damaged, or ends before its tables say."""
+    from . import image_headers
+
+    damage = image_headers.facts(content, format).damage
+    if damage:
+        raise DamagedImage(f"image damaged: {damage}: {name}")
+    refuse_cut_off(content, image_headers.missing(content, format), name)
+
+
+def refuse_cut_off(content: Content, lacks: str, name: str) -> None:
+    if lacks:
+        raise DamagedImage(f"image cut off: its {content.length} bytes end before {lacks}: {name}")
+
+
+@contextmanager
+def content_of(path: str, name: str) -> Iterator[Content]:
+    """Yield the content of a file; raise MissingImage."""
+    from .image_headers import Content
+
+    try:
+        file = open(path, "rb", buffering=0)
+    except OSError as e:
+        raise MissingImage(f"{name}: {e.strerror}") from None
+    with file:
         try:
-            whole = qemu_img.whole_disk(path, format)
-            virtual_size = qemu_img.virtual_size(whole, format, foreign=True)
-        except ToolFailed as e:
-            raise ToolFailed(e.detail.replace(path, name).replace(beneath.readable(path), name)) from None
-    check_claim(virtual_size, max_virtual_size, name)
-    return Inspected(format, virtual_size)
+            length = file.seek(0, os.SEEK_END)
+        except OSError as e:
+            raise MissingImage(f"{name}: {e.strerror}") from None
+        # A hostile header may name any offset and size.
+        most = max(length, 0)
+
+        def at(offset: int, size: int) -> bytes:
+            if not 0 <= offset < most or size <= 0:
+                return b""
+            return os.pread(file.fileno(), min(size, most - offset), offset)
+
+        yield Content(at, length, whole=True)
+
+
+def judged(path: str, content: Content, format: str, most: int, name: str) -> int:
+    """Return the virtual size of the image in the file `path`, which is all there and stands alone.
+
+    Raise as `refuse_header` and `refuse_damage`, UnsafeImage for a disk of more than `most` bytes, and
+    DamagedImage if QEMU reads another size than the header says.
+    """
+    from . import image_headers
+
+    refuse_header(content, format, name)
+    said = image_headers.facts(content, format).size
+    # First: qemu-img may refuse to open an image that is too large.
+    check_claim(said or 0, most, name)
+    refuse_damage(content, format, name)
+    if format == "raw":
+        return content.length or 0
+    try:
+        size = qemu_img.virtual_size(qemu_img.whole_disk(path, format), format, foreign=True)
+    except ToolFailed as e:
+        raise ToolFailed(e.detail.replace(path, name).replace(beneath.readable(path), name)) from None
+    check_claim(size, most, name)
+    if said is not None and -(-said // 512) != -(-size // 512):
+        raise DamagedImage(f"image of {said} bytes by its header, {size} as qemu-img reads it: {name}")
+    return size
 
 
 def check_claim(size: int, most: int, name: str) -> None:
     """Raise UnsafeImage if an image claims a size beyond the site's limit."""
     if size > most:
         raise UnsafeImage(f"{name} claims a size of {human(size)}, more than the {human(most)} allowed")
-
-
-def size_in_header(head: bytes, name: str = "") -> int | None:
-    """Return the virtual size in a qcow2, VMDK, VDI or dynamic VHD header, None for a raw image.
-
-    Raise NotSupported for a VHDX, whose size is too far behind its beginning.
-    """
-    head = head.ljust(512, b"\0")
-    format = detect(head)
-    if format == "qcow2":
-        return int(struct.unpack(">Q", head[24:32])[0])
-    if format == "vmdk" and head.startswith(b"KDMV"):
-        return int(struct.unpack("<Q", head[12:20])[0]) * 512
-    if format == "vdi":
-        return int(struct.unpack("<Q", head[368:376])[0])
-    if format == "vpc":
-        return int(struct.unpack(">Q", head[48:56])[0])
-    if format == "vhdx":
-        raise NotSupported(
-            f"{name or 'a VHDX image'} does not tell its size at its beginning: convert it to "
-            f"qcow2 (qemu-img convert)"
-        )
-    return None
 
 
 def is_luks(path: str) -> bool:
@@ -140,7 +162,8 @@ def is_luks(path: str) -> bool:
 
 
 def check_header(head: bytes, format: str, name: str) -> None:
-    """Raise WrongFormat or UnsafeImage if an image with this `head` must not be opened as `format`.
+    """Raise WrongFormat, UnsafeImage or EncryptedDisk if an image with this `head` must not be opened as
+    `format`.
 
     A raw image belongs to its guest, and is never inspected.
     """
@@ -149,9 +172,9 @@ def check_header(head: bytes, format: str, name: str) -> None:
     found = detect(head)
     if found != format:
         raise WrongFormat(f"{name} is {format} for OpenNebula, but its header is that of {found}")
-    danger = names_other_files(head, format)
-    if danger:
-        raise UnsafeImage(f"{name} has {danger}")
+    from . import image_headers
+
+    refuse_header(image_headers.beginning(head, None), format, name)
 
 
 @contextmanager
@@ -171,7 +194,9 @@ def checked(path: str, format: str, name: str = "") -> Iterator[str]:
         raise MissingImage(f"{here(name)}: {e.strerror}") from None
     with file:
         if format != "raw":
-            check_header(file.read(AGAIN) or b"", format, name)
+            from . import image_headers
+
+            check_header(file.read(image_headers.HEAD) or b"", format, name)
         yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 

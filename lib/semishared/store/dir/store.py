@@ -175,7 +175,8 @@ class DirStore(DirDiffs):
             inspection.check(path, image.format, source)
             # A raw image belongs to its guest and may have any content.
             if image.format != "raw":
-                inspection.inspect(path, most or sys.maxsize, source)
+                with inspection.content_of(path, source) as content:
+                    inspection.judged(path, content, image.format, most or sys.maxsize, source)
             self.publish(image, path, found)
 
     @contextmanager

@@ -14,13 +14,14 @@ from sys import byteorder
 from typing import TYPE_CHECKING, Callable, Iterable
 
 from ..named import NamedTuple
-from ..tools import inspection
 
 if TYPE_CHECKING:
     from array import array
 
 SECTOR = 512
 MiB = 1 << 20
+HEAD = 64 << 10
+"""Bytes of the beginning: the largest header of a qcow2; of a VHDX not all (`needed`)."""
 MOST_ENTRIES = 32 << 20
 """Entries of a table that are read; QEMU refuses larger ones."""
 
@@ -37,7 +38,7 @@ class Content(NamedTuple):
 
     @property
     def head(self) -> bytes:
-        return self.at(0, inspection.AGAIN)
+        return self.at(0, HEAD)
 
     @property
     def tail(self) -> bytes:
@@ -68,6 +69,14 @@ def beginning(head: bytes, length: int | None) -> Content:
 def facts(content: Content, format: str) -> Facts:
     """Return what the header of an image of `format` says."""
     return FORMATS[format][0](content) if format in FORMATS else Facts()
+
+
+def needed(head: bytes) -> int:
+    """Return how many bytes of its beginning tell what `facts` says of an image that begins with `head`.
+
+    As far as `head` says it: ask again with so many.
+    """
+    return _vhdx_needed(head) if head.startswith(VHDX) else HEAD
 
 
 def missing(content: Content, format: str) -> str:
@@ -261,6 +270,9 @@ def _vhd_missing(content: Content) -> str:
 
 # -- VHDX
 
+VHDX = b"vhdxfile"
+REGIONS = (192 << 10, 256 << 10)
+REGION_TABLE = 64 << 10
 METADATA = bytes.fromhex("06a27c8b90479a4bb8fe575f050f886e")
 BAT = bytes.fromhex("6677c22d23f600429d64115e9bfd4a08")
 FILE_PARAMETERS = bytes.fromhex("3767a1ca36fa434db3b633f0aa44e76b")
@@ -272,9 +284,11 @@ PRESENT, PARTLY = 6, 7
 
 def _vhdx_places(content: Content) -> dict[bytes, tuple[int, int]]:
     """Return offset and length of the regions."""
-    table = content.at(192 << 10, 64 << 10)
-    if not table.startswith(b"regi"):
-        table = content.at(256 << 10, 64 << 10)
+    table = b""
+    for at in REGIONS:
+        table = content.at(at, REGION_TABLE)
+        if table.startswith(b"regi"):
+            break
     count = int.from_bytes(table[8:12], "little")
     return {
         table[at : at + 16]: struct.unpack("<QI", table[at + 16 : at + 28])
@@ -298,9 +312,17 @@ def _vhdx_items(content: Content) -> dict[bytes, bytes]:
     return found
 
 
+def _vhdx_needed(head: bytes) -> int:
+    """Return where the metadata region ends, which may stand anywhere: the programs put it at 2 MiB."""
+    tables = REGIONS[-1] + REGION_TABLE
+    if len(head) < tables:
+        return tables
+    # What the region may have beyond what its items take, 1 MiB, is empty.
+    offset, length = _vhdx_places(beginning(head, None)).get(METADATA, (0, 0))
+    return max(tables, offset + min(length, MiB))
+
+
 def _vhdx(content: Content) -> Facts:
-    if not content.whole:
-        return Facts()
     items = _vhdx_items(content)
     headers = [content.at(at, 80).ljust(80, b"\0") for at in (64 << 10, 128 << 10)]
     current = max(
@@ -320,14 +342,19 @@ def _vhdx(content: Content) -> Facts:
 
 
 def _vhdx_missing(content: Content) -> str:
-    if not content.whole or content.length is None:
+    if content.length is None:
         return ""
     places = _vhdx_places(content)
     for offset, length in places.values():
         if content.ends_before(offset + length):
             return "one of its regions"
+    # Of which only the beginning is known: the tables may be behind that.
+    if not content.whole and not content.ends_before(REGIONS[-1] + REGION_TABLE):
+        return ""
     if BAT not in places or METADATA not in places:
         return "its tables"
+    if not content.whole:
+        return ""
     offset, length = places[BAT]
     words = _table(content, offset, min(length // 8, MOST_ENTRIES), "Q")
     # Blocks with bitmaps stand among them, of 1 MiB, the least that a block may have.
