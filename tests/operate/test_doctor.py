@@ -160,6 +160,9 @@ FULL = f"{DATASTORES}/.semishared"
 OWN_DIR = f"install -d -o oneadmin -g oneadmin {FULL}"
 FILL = f"head -c 2M /dev/zero >{FULL}/fill || true"
 
+NOTES = "cd ~oneadmin/.one; install -d -o oneadmin -g oneadmin semishared_vms"
+NOTE = "~oneadmin/.one/semishared_vms/99999.changed"
+
 
 @contextmanager
 def stock_pair(cloud: Cloud) -> Iterator[None]:
@@ -415,6 +418,13 @@ FAULTS: Dict[str, Fault] = {
         "fe",
         "opennebula-hem) does not run: it would start semishared-failover",
         "systemctl enable --now opennebula-hem",
+    ),
+    "nothing publishes": (
+        lambda c: commands(FE(c), f"{NOTES}; touch -d '40 minutes ago' {NOTE}", f"rm {NOTE}"),
+        "warning",
+        "fe",
+        "disks of 1 VMs as they were, for up to 40 minutes: there is no timer that publishes",
+        "./install.sh --detach-timer; or as oneadmin: semishared publish",
     ),
     "leftover of a dead VM": (leftover, "warning", "fe", "1 leftovers", "semishared gc"),
 }

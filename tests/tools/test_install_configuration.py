@@ -313,6 +313,35 @@ def test_timer_is_made_when_asked_for_stays_in_an_upgrade_and_goes_with_the_rest
     assert [path.name for path in where.rglob("*") if not path.is_dir()] == ["other"]
 
 
+@pytest.mark.fault(
+    66, "doctor says that nothing publishes, or that the timer was stopped, and how to have it"
+)
+def test_timer_is_seen_in_its_files_and_in_what_systemd_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemctl is a script here that answers as the real one; doctor believes its word for `active` alone."""
+    (tmp_path / "systemctl").write_text('#!/bin/sh\necho "ActiveState=$(cat "${0%/*}/state")"\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    units = timer.units("/var/lib/one/remotes/semishared", "oneadmin")
+    for path, text in units.items():
+        (tmp_path / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path[1:]).write_text(text)
+    assert timer.publishes(str(tmp_path)) and not timer.publishes(f"{tmp_path}/none")
+    monkeypatch.setattr(timer, "RUNS", str(tmp_path))
+    monkeypatch.setattr(timer, "TIMER", f"{tmp_path}{timer.TIMER}")
+    for state, is_stopped in (("active", False), ("inactive", True), ("failed", True)):
+        (tmp_path / "state").write_text(state)
+        assert timer.is_stopped("") == is_stopped
+    # Files of another machine, an init that is not systemd, and a timer of before.
+    assert not timer.is_stopped(str(tmp_path))
+    monkeypatch.setattr(timer, "RUNS", f"{tmp_path}/none")
+    assert not timer.is_stopped("")
+    service = tmp_path / timer.SERVICE[1:]
+    service.write_text(service.read_text().replace("publish --due", "detach --due"))
+    assert not timer.publishes(str(tmp_path))
+
+
 def test_timer_that_cannot_be_made_is_refused_before_anything_is_touched(front_end: FrontEnd) -> None:
     before = front_end.tree()
     assert "neither systemd nor" in front_end.run("--detach-timer", code=1)

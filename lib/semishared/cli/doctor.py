@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Callable, Iterator, Mapping, Sequence, TypeVar
@@ -22,12 +23,12 @@ from typing import Callable, Iterator, Mapping, Sequence, TypeVar
 from .. import NAME
 from ..config import Config, load
 from ..errors import BadArguments, CannotInstall, HostUnreachable, SemisharedError
-from ..front import fence_facts, noted_datastores, stock_conf
+from ..front import fence_facts, noted_datastores, stock_conf, vm_notes
 from ..front.action import BY_SIZE
 from ..front.fence_facts import Marks
 from ..front.stores import is_stock
 from ..guest.virsh import Site as Libvirt
-from ..install import edits, examine
+from ..install import edits, examine, timer
 from ..install.front_end import FrontEnd, locate
 from ..install.preflight import Question, encoded, limited
 from ..install.tree import forwarder, is_action
@@ -94,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         *plan.of_site(site),
         *(plan.of_cloud(cloud, front_end) if not no_oned else []),
         *plan.of_hooks(cloud.hooks, runs(HOOK_MANAGER), front_end),
+        *plan.of_published(published(arguments.root), front_end),
         *of_scheduler([*cloud.datastores, *cloud.others], front_end),
         *plan.of_lost(lost, front_end),
         *of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
@@ -173,6 +175,15 @@ def _unless_wrong(look: Callable[[], Found], otherwise: Found) -> Found:
         return look()
     except SemisharedError:
         return otherwise
+
+
+def published(root: str) -> plan.Published:
+    """Return whether the timer of `publish --due` is there and started, and what waits for it."""
+    try:
+        late = vm_notes.late(time.time())
+    except OSError:
+        late = []  # they are another user's: what doctor is run as, `refuse_root` has looked at
+    return plan.Published(timer.NAMED, timer.publishes(root), timer.is_stopped(root), late)
 
 
 def _of_oned_conf(place: FrontEnd, said: Callable[[str, str], Found], otherwise: Found) -> Found:

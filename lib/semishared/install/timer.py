@@ -12,10 +12,11 @@ import re
 from typing import Dict, List, Optional, Tuple
 
 from .. import NAME
-from ..errors import CannotInstall
+from ..errors import CannotInstall, SemisharedError
 from ..named import NamedTuple
 from ..tools import files
 from ..tools.effects import point
+from ..tools.run import run
 from .front_end import FrontEnd
 from .next_steps import Command, administrator
 from .tree import Say
@@ -27,6 +28,9 @@ ENABLED = f"{UNITS}/timers.target.wants/{NAMED}.timer"
 """The link by which systemd starts it at boot."""
 PATHS = (ENABLED, TIMER, SERVICE, f"{CRON}/{NAMED}")
 """All its files, the one that starts the rest first."""
+RUNS = "/run/systemd/system"
+"""There while systemd is the machine's init (sd_booted(3))."""
+ACTIVE = "ActiveState=active"
 PLAIN = re.compile(r"[A-Za-z0-9_./-]+\Z")
 """Text with the same meaning for systemd, cron and a shell."""
 
@@ -117,10 +121,25 @@ def is_there(root: str) -> bool:
     return any(os.path.lexists(f"{root}{path}") for path in PATHS)
 
 
+def publishes(root: str) -> bool:
+    """Return whether there is a timer that publishes; one of an earlier version does not."""
+    return any("publish --due" in (_text(f"{root}{path}") or "") for path in (SERVICE, f"{CRON}/{NAMED}"))
+
+
+def is_stopped(root: str) -> bool:
+    """Return True if the timer is one of systemd's, of this machine, and systemd says that it does not run."""
+    if root or not os.path.lexists(TIMER) or not os.path.isdir(RUNS):
+        return False
+    try:
+        return run(["systemctl", "show", "--property=ActiveState", f"{NAMED}.timer"]).strip() != ACTIVE
+    except SemisharedError:
+        return False
+
+
 def _texts(place: FrontEnd, root: str) -> Dict[str, str]:
     remotes = place.remotes[len(root) :] if root and place.remotes.startswith(f"{root}/") else place.remotes
     command, user = f"{remotes}/lib/{NAME}/{NAME}", administrator(place)
-    if os.path.isdir(f"{root}{UNITS}" if root else "/run/systemd/system"):
+    if os.path.isdir(f"{root}{UNITS}" if root else RUNS):
         return units(command, user)
     if os.path.isdir(f"{root}{CRON}"):
         return crontab(command, user)

@@ -25,8 +25,10 @@ from semishared.plan.care.diagnosis import (
     Lost,
     Moves,
     OwnKey,
+    Published,
     Site,
     of_hooks,
+    of_published,
 )
 from semishared.plan.care.diagnosis_machines import LOCAL, MACHINE, MOUNTED, SIGNED, Machine, Room, Store
 from semishared.plan.care.diagnosis_scheduler import SCHEDULER, Sent
@@ -180,6 +182,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "host-attributes": (xml("HOST", f"<TEMPLATE>{WRONG_HOST}</TEMPLATE>"), xml("HOST", "<TEMPLATE/>")),
     "host-error": ([hook("-m -p 5")], []),
     "hook-manager": (Hooks([ours("stage --due")], False), Hooks([ours("stage --due")], True)),
+    "timer-started": (Published("t", True, True, []), Published("t", True, False, [])),
+    "timer-runs": (Published("t", False, False, [1.0]), Published("t", False, False, [])),
     "shareable": (image(SHAREABLE), image()),
     "sent-astray": (sent(), sent("102")),
     "sent-nowhere": (own("102"), own("101,102")),
@@ -279,6 +283,31 @@ def test_hooks_of_others_are_not_looked_for() -> None:
     assert not of_hooks([hook("-m -p 5")], False, "fe") and not of_hooks([], False, "fe")
     (found,) = of_hooks([ours("failover --hook"), hook("-m"), ours("stage --due")], False, "fe")
     assert found.what.endswith("does not run: it would start h, h") and "opennebula-hem" in found.mend
+
+
+@pytest.mark.fault(
+    66, "doctor says that nothing publishes, or that the timer was stopped, and how to have it"
+)
+@pytest.mark.parametrize(
+    ("published", "said", "mend"),
+    [
+        (
+            Published("t", False, False, [1900.0, 7260.0]),
+            "of 2 VMs as they were, for up to 121 minutes",
+            "--detach-timer",
+        ),
+        (Published("t", True, False, [1900.0]), "does not run, or fails", "journalctl -u t,"),
+        (
+            Published("t", True, True, [1900.0]),
+            "systemd has not started it",
+            "systemctl enable --now t.timer",
+        ),
+    ],
+)
+def test_timer_that_publishes_is_missed(published: Published, said: str, mend: str) -> None:
+    (found,) = of_published(published, "fe")
+    assert (found.severity, found.machine) == (checks.WARNING, "fe")
+    assert said in found.what and mend in found.mend
 
 
 @pytest.mark.fault(61, "doctor says when an upgrade of OpenNebula has left datastores that refuse moves")

@@ -67,6 +67,13 @@ host-error: Does OpenNebula's hook for lost hosts leave our VMs alone, if ours d
 hook-manager: Does what starts hooks of ours run?
     broken: OpenNebula's hook manager (opennebula-hem) does not run: it would start {it}
     -> as root: systemctl enable --now opennebula-hem (without systemd, as oneadmin: onehem-server start)
+[published!]  The timer that publishes what Sunstone shows, and what waits for it (diagnosis.Published).
+timer-started: Does systemd run the timer?
+    warning: the timer of publish --due and detach --due is there, and systemd has not started it
+    -> as root: systemctl enable --now {timer}.timer
+timer-runs: Is published what has changed?
+    warning: Sunstone shows the disks of {count} VMs as they were, for up to {minutes} minutes: {it}
+    -> {mend}; or as oneadmin: semishared publish (docs/how-to/sunstone.md)
 [scheduled]  An image as the scheduler sees it.
 shareable: Does the scheduler place its VMs?
     warning: {name} is SHAREABLE: the scheduler gives its VMs no system datastore of semishared

@@ -153,8 +153,31 @@ class Hooks(NamedTuple):
         return "" if self.has_manager else ", ".join(hook.text("NAME") or hook.text("ID") for hook in ours)
 
 
+class Published(NamedTuple):
+    """The timer that publishes where disks are, and for how many seconds VMs wait for it."""
+
+    timer: str
+    """Its name."""
+    is_there: bool
+    stopped: bool
+    """Whether systemd says that it does not run."""
+    late: Sequence[float]
+
+    def waiting(self) -> dict[str, object]:
+        why, mend = "there is no timer that publishes", "as root: ./install.sh --detach-timer"
+        if self.is_there:
+            why, mend = (
+                "its timer does not run, or fails",
+                f"as root: journalctl -u {self.timer}, or cron's log",
+            )
+        found = {"count": len(self.late), "minutes": int(max(self.late, default=0)) // 60}
+        return {**found, "it": why, "mend": mend} if self.late else {}
+
+
 CLOUD: dict[str, Judge] = {
     "hook-manager": lambda hooks: hooks.never(),
+    "timer-started": lambda published: published.stopped and {"timer": published.timer},
+    "timer-runs": lambda published: published.waiting(),
     "datastores": _kinds_lacking,
     "datastore-attributes": _datastore_problems,
     "drivers": _half_ours,
@@ -202,6 +225,11 @@ def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
 def of_hooks(hooks: Sequence[View], has_manager: bool, front_end: str) -> list[Finding]:
     """Judge whether hooks of ours are started, which oned itself does not do."""
     return judged("started", CLOUD, Hooks(hooks, has_manager), front_end)
+
+
+def of_published(published: Published, front_end: str) -> list[Finding]:
+    """Judge whether a timer publishes what has changed."""
+    return judged("published!", CLOUD, published, front_end)
 
 
 class Lost(NamedTuple):
