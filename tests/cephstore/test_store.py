@@ -341,6 +341,52 @@ def test_bridge_list_host_does_what_the_front_end_cannot(cloud: Cloud, os_image:
         cloud.oned.datastore_update(RBD_STORE, {"BRIDGE_LIST": ""})
 
 
+@pytest.mark.fault(62, "a bridge of a store on Ceph that is off is passed over too, by VMs as by images")
+def test_bridge_that_is_off_is_passed_over(cloud: Cloud, os_image: int) -> None:
+    """Of two images in a row one would be h1's, the other h2's."""
+    from lab.ceph import BRIDGE
+
+    lab, h1, h2 = cloud.lab, cloud.lab.node("h1"), cloud.lab.node("h2")
+    for node in (h1, h2):
+        lab.ceph.give_key(node, BRIDGE, lab.ceph.key(BRIDGE))
+    cloud.oned.datastore_update(RBD_STORE, {"BRIDGE_LIST": "h1 h2"})
+    h1.kill()
+    try:
+        begun = len(cloud.oned.calls)
+        places: list[tuple[bool, dict[str, Any]]] = [(False, {"SEMISHARED_PLACE": "shared"}), (True, {})]
+        made = [
+            cloud.data_image(f"off-{number}", DATA, persistent=persistent, store=RBD_STORE, **more)
+            for number, (persistent, more) in enumerate(places * 2)
+        ]
+        vm = deployed(cloud, "off", os_image, made, "h2")
+        for target in ("vdb", "vdc", "vdd", "vde"):
+            cloud.guest(vm).check(target, "base", 0, KIB)
+        for disk in (2, 4):
+            cloud.oned.disk_snapshot_create(vm, disk, f"of-{disk}")
+        saved = [cloud.oned.disk_saveas(vm, disk, f"saved-{disk}") for disk in (1, 2, 3, 4)]
+        assert all(stored(cloud, cloud.source(image), 0, KIB << 10) == DATA for image in saved)
+        cloud.terminate(vm)
+        for image in (*made, *saved):
+            cloud.oned.image_delete(image)
+        cloud.oned.datastore_monitor(RBD_STORE)
+        check_nothing_left(cloud)
+        said = {
+            call.action
+            for call in cloud.oned.calls[begun:]
+            if f"bridge h1 of datastore {RBD_STORE} is passed over: " in call.stderr
+        }
+        assert {"cp", "clone", "ln", "snap_create_live", "cpds", "delete", "rm"} <= said
+        h2.kill()
+        try:
+            with pytest.raises(ActionFailed, match=f"no bridge of datastore {RBD_STORE} answers, of h"):
+                cloud.data_image("nowhere", DATA, store=RBD_STORE)
+        finally:
+            h2.start()
+    finally:
+        h1.start()
+        cloud.oned.datastore_update(RBD_STORE, {"BRIDGE_LIST": ""})
+
+
 @pytest.mark.long  # tests/cephfaults has every action
 def test_action_while_ceph_is_down_fails_clearly_and_succeeds_after(cloud: Cloud, os_image: int) -> None:
     image = cloud.data_image("down", DATA, store=RBD_STORE)

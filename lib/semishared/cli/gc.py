@@ -302,7 +302,14 @@ def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed
             if not machine:
                 continue
             pool = template.pool(datastore)
-            names = on.ask(machine, "gc", config, image_steps.ListPool(how, pool))
+            listed, machines = image_steps.ListPool(how, pool), template.changers(datastore, 0)
+            for machine in machines:
+                try:
+                    names = on.ask(machine, "gc", config, listed)
+                    break
+                except HostUnreachable:
+                    if machine == machines[-1]:
+                        raise
             found.append(gc_stores.Pool(machine, datastore.id, pool, how, tuple(names)))
         except SemisharedError as e:
             failed(machine or f"datastore {datastore.id}", e)

@@ -109,9 +109,8 @@ ROWS: Tuple[Row, ...] = (
         ),
         (
             "BRIDGE_LIST",
-            "the machines that make and remove images, one by the image's id; of a mounted store the next if "
-            "that one does not answer; the front-end need not mount a store that has them, which has to be "
-            "marked",
+            "the machines that make and remove images, one by the image's id; the next if that one does not "
+            "answer; the front-end need not mount a store that has them, which has to be marked",
         ),
         (
             "STAGING_DIR",

@@ -194,6 +194,7 @@ def cpds(
     from ..image import disk_image
     from ..store import rbd
 
+    machine = yield from rbd.answering(datastore, vm.id)
     target = images.ref_at(asked.store, access, vm.id, asked.image, "image")
     record = yield from rbd.record_of(host, disk)
     if record.bridged:

@@ -103,6 +103,7 @@ def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, op
     if machine:
         from ..store import rbd
 
+        machine = yield from rbd.answering(datastore, image.id)
         if not place.is_local:
             yield from rbd.clone(host, machine, ref, target, min_size)
             return
@@ -172,6 +173,10 @@ def _attached(
     placement.secret(disk, image)
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
     host, readonly, machine = asked.target.host, disk.is_readonly, template.machine(datastore, image.id)
+    if machine:
+        from ..store import rbd
+
+        machine = yield from rbd.answering(datastore, image.id)
     if place.commits:
         placement.check_diff(disk, image)
         yield from _diff(asked, ref, machine, grown(disk), options, is_taken_over)
@@ -180,8 +185,6 @@ def _attached(
         link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=image.is_shareable)
         yield On(host, (_prepare(asked.target), link))
         return
-    from ..store import rbd
-
     yield from rbd.ln(host, machine, ref, target, readonly=readonly, shareable=image.is_shareable)
 
 

@@ -6,7 +6,7 @@ What they ask of a store is the same for all kinds; the machine that changes it 
 
 from __future__ import annotations
 
-from typing import Mapping, Tuple
+from typing import Mapping, Sequence, Tuple
 
 from ...errors import BadAttribute, HostUnreachable, NotSupported, RestrictedPath
 from ...model.exchange import AskOned, Here, Part, T, ask, here, warn
@@ -184,7 +184,8 @@ def _copied_across(asked: Asked, new: ImageRef, original: Image) -> Part[None]:
     if original.source != asked.image.path:
         raise BadAttribute(f"PATH is {asked.image.path!r}, image {original.id} is at {original.source!r}")
     ref = images.image_ref(original, datastore)
-    machines = [template.machine(store, original.id) for store in (asked.datastore, datastore)]
+    machines = ["" if asked.access.can.is_mounted else asked.machine]
+    machines += [template.machine(datastore, original.id)]
     machines += [asked.machine, template.changers(datastore, original.id)[0]]
     machine = next(filter(None, machines), "")
     is_elsewhere = bool(machine) and machine != "localhost"
@@ -291,32 +292,40 @@ def planned(action: str, asked: Asked) -> Part[str]:
     return (yield from ACTIONS[action](asked))
 
 
-def _reached(action: str, asked: Asked) -> Part[Asked]:
-    """See that a mounted store is there, on a machine that answers; return the request for that machine.
+def answering(store: Datastore, machines: Sequence[str], step: d.CheckStore) -> Part[str]:
+    """Return the first of the machines of a store that answers, HERE for this one; raise HostUnreachable.
 
-    That a bridge does not answer is known before anything is changed, so the next one can do it.
+    That a bridge does not answer is known before anything is changed, so the next one can do it. It need not
+    know what the first one does: what bridges do to an image is decided by the store, not by the machine.
     """
+    silent = []
+    for machine in machines:
+        try:
+            yield from (ask(machine, step) if machine else here(step))
+            return machine
+        except HostUnreachable as e:
+            silent.append(machine)
+            if len(silent) == len(machines):
+                raise HostUnreachable(
+                    f"no bridge of datastore {store.id} answers, of {' '.join(silent)}: {e.detail}"
+                ) from None
+            yield warn(f"bridge {machine} of datastore {store.id} is passed over: {e.detail}")
+    return store_access.HERE
+
+
+def _reached(action: str, asked: Asked) -> Part[Asked]:
+    """See that a mounted store is there; return the request for the machine of the store that answers."""
     store, access = asked.datastore, asked.access
     if asked.machine and access.can.is_in_doubt(access.marker):
         raise BadAttribute(
             f"BRIDGE_LIST of datastore {store.id} needs its SEMISHARED_STORE: nothing else tells whether the "
             f"store is mounted on {asked.machine}; `semishared setup --apply` marks it"
         )
-    if asked.machine and not access.marker:
+    if not access.can.is_mounted and len(asked.machines) == 1:
         return asked
-    silent = []
-    for machine in asked.machines:
-        at = asked._replace(bridge=machine)
-        try:
-            yield from at.done(d.CheckStore(access, asked.root))
-            break
-        except HostUnreachable as e:
-            silent.append(machine)
-            if len(silent) == len(asked.machines):
-                raise HostUnreachable(
-                    f"no bridge of datastore {store.id} answers, of {' '.join(silent)}: {e.detail}"
-                ) from None
-            yield warn(f"bridge {machine} of datastore {store.id} is passed over: {e.detail}")
+    at = asked._replace(
+        bridge=(yield from answering(store, asked.machines, d.CheckStore(access, asked.root)))
+    )
     doubt = template.unmarked(store)
     if doubt and action in CHANGES:
         number = store.id if store.element.find("IMAGES/ID") is not None else -1

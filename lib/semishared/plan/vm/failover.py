@@ -107,6 +107,10 @@ def _decided(
     request_image = FromImage(image_source(image.source, "SOURCE"), place, image.store_id)
     ref = images.image_ref(image, datastore, request_image.source)
     machine = template.machine(datastore, image.id, place.host)
+    if not ref.access.can.is_mounted:
+        from ..store import rbd
+
+        machine = yield from rbd.answering(datastore, image.id)
     if not disk.is_clone:
         if placement.attached(image, datastore, disk).commits:
             # Uncommitted changes are lost with the host: the image's owner decides whether to give them up.
