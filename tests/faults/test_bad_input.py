@@ -555,7 +555,7 @@ def test_oned_serves_hostile_values(cloud: Cloud, source: str, kind: str) -> Non
     cloud.image(1, format=evil)
     one_line(cloud.clone(source), "format")
     cloud.vm(7, {1: -1}, fs=evil)
-    one_line(cloud.tm("mkimage", *GOOD["mkimage"]), "FS of disk 1")
+    one_line(cloud.tm("mkimage", *GOOD["mkimage"]), "disk 1: FS")
     cloud.answers.texts["vm", 7] = (
         f"<VM><ID>7</ID><LCM_STATE>26</LCM_STATE><DEPLOY_ID>{evil}</DEPLOY_ID><TEMPLATE><DISK><DISK_ID>0</DISK_ID>"
         "<FORMAT>qcow2</FORMAT></DISK></TEMPLATE></VM>"

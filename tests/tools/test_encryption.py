@@ -91,7 +91,7 @@ def test_secret_in_the_vms_own_template_counts_as_well(site: ActionSite) -> None
 def test_secret_that_is_no_uuid_is_refused(site: ActionSite, action: str, text: str) -> None:
     vm = site.vm(site.image(persistent=action == "ln"))
     site.oned.vm(vm).disks[0]["LUKS_SECRET"] = text
-    assert "LUKS_SECRET of disk 0" in site.refused("SS002", site.make, action, vm)
+    assert "disk 0: LUKS_SECRET" in site.refused("SS002", site.make, action, vm)
 
 
 def test_copy_and_disk_in_place_hold_what_the_secret_opens(site: ActionSite) -> None:

@@ -77,7 +77,7 @@ def test_a_datastore_with_what_cannot_work_makes_nothing_and_lets_all_go(site: A
 @pytest.mark.parametrize("name", REFUSED_OF_DISKS)
 def test_a_disk_with_what_cannot_work_is_not_made(site: ActionSite, name: str) -> None:
     value = REFUSED_OF_DISKS[name]
-    words = f"{name} = {value!r} of disk 0 is refused: "
+    words = f"disk 0: {name} = {value!r} is refused: "
     vm = vm_with(site, IMAGE_ID=site.image(), **{name: value})
     assert words in site.refused("SS002", site.make, "clone", vm)
     empty = vm_with(site, TYPE="FS", SIZE=8, FORMAT="raw", **{name: value})
@@ -254,10 +254,10 @@ def test_a_file_system_that_the_site_does_not_support_is_refused(site: ActionSit
     configure(site, "datastore.conf", CONF)
     vm = vm_with(site, TYPE="FS", SIZE=8, FORMAT="raw", FS="ext2")
     asked = ("mkimage", 8, "raw", f"{HERE}:{site.disk(vm)}", vm, SYSTEM)
-    assert "FS of disk 0 is 'ext2', not one of btrfs, ext3, ext4, swap, xfs" in site.refused(
+    assert "disk 0: FS is 'ext2', not one of btrfs, ext3, ext4, swap, xfs" in site.refused(
         "SS003", site.tm, *asked
     )
-    with pytest.raises(ActionFailed, match="FS of image .* is 'ext2', not one of"):
+    with pytest.raises(ActionFailed, match="image .*: FS is 'ext2', not one of"):
         site.oned.image_create(STORE, "x", size=8, type="DATABLOCK", format="raw", attributes={"FS": "ext2"})
     configure(site, "datastore.conf", "")
     site.tm(*asked)

@@ -46,7 +46,12 @@ def shown(error: errors.SemisharedError, subject: Subject = SUBJECT) -> str:
         (f"{VM}/vm.xml: it cannot be read", "SS020 VM 12: vm.xml: it cannot be read; "),
         (f"{VM}4 is not there", "SS020 VM 12 disk 0: 124 is not there; "),
         ("/var/lib/one/datastores/100 is empty", "SS020 datastore 100 is empty; "),
-        ("/srv/datastores/104 on h2 is empty", "SS020 datastore 104 on h2 is empty; "),
+        ("/var/lib/one/datastores/104 on h2 is empty", "SS020 datastore 104 on h2 is empty; "),
+        ("/home/me/datastores/104 is empty", "SS020 VM 12 disk 0: 104 is empty; "),
+        ("snapshot 3 of disk 0 is not there", "SS020 VM 12 disk 0: snapshot 3 is not there; "),
+        ("FS of disk 0 of VM 12 is 'x'", "SS020 VM 12 disk 0: FS is 'x'; "),
+        ("FS of disk 01 of VM 12 is 'x'", "SS020 VM 12 disk 0: FS of disk 01 of VM 12 is 'x'; "),
+        ("the record of disk 2 is gone", "SS020 VM 12 disk 0: the record of disk 2 is gone; "),
         (f"base 100-7-{'8e' * 16} is not there", "SS020 VM 12 disk 0: base 100-7-8e8e8e8e.. is not there; "),
         ("disk 3 has no record", "SS020 VM 12 disk 3 has no record; "),
         (f"disk 3: {VM}/disk.3 is no link", "SS020 VM 12 disk 3 is no link; "),
@@ -85,6 +90,33 @@ def test_a_pools_image_has_its_number_too_and_its_clones_have_not() -> None:
     assert rendered(errors.ImageInUse("one/one-7: x"), "ln", of_words(words)).startswith(
         "SS029 VM 12 disk 0: its image: x; "
     )
+
+
+@pytest.mark.fault(58, "what an error is about is said once in what oned shows of it")
+@pytest.mark.parametrize(
+    "noun, detail, said",
+    [
+        (
+            "image 110",
+            "SEMISHARED_LOCAL = copy of image 110 contradicts x",
+            "SEMISHARED_LOCAL = copy contradicts x",
+        ),
+        ("image 110", "SIZE of image 110 is 0 MiB", "SIZE is 0 MiB"),
+        ("datastore 100", "no bridge of datastore 100 answers", "no bridge answers"),
+        ("datastore 100", "NFS_AUTO_ENABLE of datastore 100 is yes", "NFS_AUTO_ENABLE is yes"),
+        ("VM 12", "FS_FREEZE = x of VM 12 is not one", "FS_FREEZE = x is not one"),
+        ("VM 12", "snapshot 3 of disk 1 of VM 12 is not there", "snapshot 3 of disk 1 is not there"),
+        # Of another, and what is not the thing's own.
+        ("image 11", "SIZE of image 110 is 0 MiB", "SIZE of image 110 is 0 MiB"),
+        ("VM 12", "FS of VM 12 disk 1 is 'x'", "FS of VM 12 disk 1 is 'x'"),
+        ("image 7", "a copy of image 7 is there", "a copy of image 7 is there"),
+        ("image 7", "x is no clone of image 7", "x is no clone of image 7"),
+        ("VM 12", "nothing but SIZE of VM 12", "nothing but SIZE of VM 12"),
+    ],
+)
+def test_what_an_error_is_about_is_said_once(noun: str, detail: str, said: str) -> None:
+    line = rendered(errors.BadAttribute(detail), "cp", Subject(noun))
+    assert line.startswith(f"SS002 {noun}: {said}; "), line
 
 
 def test_before_the_words_are_understood_the_action_is_the_noun() -> None:

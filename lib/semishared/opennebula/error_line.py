@@ -35,8 +35,9 @@ _ALONE = r"(?<![\w./:@~\-])"
 _PATH = rf"{_ALONE}/{_REST}"
 _URL = rf"[a-z][a-z0-9+.\-]*://{_REST}"
 _HASH = r"[0-9a-f]{32,}"
-_STORE = r"/.*/datastores/(\d+)"
+_STORE = r"(/.*)/datastores/(\d+)"
 _COMMAND = r"(\S+)( .*?)?: (exit code \d+|killed by signal \d+): (?=.)"
+_PART = r"(?:(?:the|no) )?[\w*]+(?: \d+| = \S+)?(?: of disk \d+)?"
 _NOUN = r"(?:VM|image|datastore|backup) \d+\b|host [A-Za-z0-9]|disk \d+ of VM \d+\b"
 
 
@@ -58,7 +59,18 @@ def _with_noun(said: str, noun: str) -> str:
     vm = re.match(r"VM \d+", noun)
     if vm and re.match(r"disk \d+\b", said):
         return f"{vm.group()} {said}"
-    return f"{noun}: {said}"
+    return f"{noun}: {_once(said, noun)}"
+
+
+def _once(said: str, noun: str) -> str:
+    """Return what is said behind a noun without that noun at its beginning: `SIZE of image 7 is 0`.
+
+    That would be up to 15 of the SHOWN characters. What is no attribute, number or part stays: `a copy
+    of image 7` is not the image's.
+    """
+    of, _, disk = noun.partition(" disk ")
+    same = rf"(?:{re.escape(noun)}|disk {disk}(?: of {of})?)" if disk.isdigit() else re.escape(noun)
+    return re.sub(rf"\A({_PART}) of {same}(?![\w-]| disk \d| of )", r"\1", said)
 
 
 def _reason_first(detail: str) -> tuple[str, list[str]]:
@@ -106,13 +118,19 @@ def _words(path: str, names: Mapping[str, str]) -> str:
     if len(path) <= SHORT:
         return ""
     store = re.fullmatch(_STORE, path)
-    if store:
-        return f"datastore {store.group(1)}"
+    if store and _has_datastores(store.group(1), names):
+        return f"datastore {store.group(2)}"
     if re.fullmatch(_HASH, path):
         return f"{path[:8]}.."
     if "://" in path:
         return path.partition("://")[2].partition("/")[0].rpartition("@")[2][:LONGEST_SERVER]
     return _short(os.path.basename(path) or path)
+
+
+def _has_datastores(directory: str, names: Mapping[str, str]) -> bool:
+    """Tell whether OpenNebula has its datastores below a directory, which a user's path may look like."""
+    known = {match.group(1) for match in map(re.compile(rf"{_STORE}(?:/|\Z)").match, names) if match}
+    return not known or directory in known
 
 
 def _below(name: str, path: str, noun: str) -> str:
