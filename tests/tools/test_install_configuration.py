@@ -319,7 +319,7 @@ def test_timer_is_made_when_asked_for_stays_in_an_upgrade_and_goes_with_the_rest
 def test_timer_is_seen_in_its_files_and_in_what_systemd_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """systemctl is a script here that answers as the real one; doctor believes its word for `active` alone."""
+    """systemctl is a script here that answers as the real one; doctor believes the word `active` alone."""
     (tmp_path / "systemctl").write_text('#!/bin/sh\necho "ActiveState=$(cat "${0%/*}/state")"\n')
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -98,12 +98,12 @@ def grow_older(site: ActionSite, seconds: float) -> None:
 def test_what_waits_for_too_long_is_late(site: ActionSite) -> None:
     vm = settled(site, site.image())
     grow_older(site, vm_notes.LATE_S - 60)
-    assert vm_notes.late(time.time()) == [] and vm_notes.due(time.time()) == [vm]
+    assert vm_notes.late() == [] and vm_notes.due(time.time()) == [vm]
     grow_older(site, 120)
-    (late,) = vm_notes.late(time.time())
+    (late,) = vm_notes.late()
     assert vm_notes.LATE_S < late < vm_notes.LATE_S + 600
     publish("--due")
-    assert vm_notes.late(time.time()) == [] and vm_notes.due(time.time()) == []
+    assert vm_notes.late() == [] and vm_notes.due(time.time()) == []
 
 
 @pytest.mark.fault(64, "where each disk is, and what is not committed of it, is to be seen in Sunstone")

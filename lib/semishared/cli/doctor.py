@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Callable, Iterator, Mapping, Sequence, TypeVar
@@ -180,7 +179,7 @@ def _unless_wrong(look: Callable[[], Found], otherwise: Found) -> Found:
 def published(root: str) -> plan.Published:
     """Return whether the timer of `publish --due` is there and started, and what waits for it."""
     try:
-        late = vm_notes.late(time.time())
+        late = vm_notes.late()
     except OSError:
         late = []  # they are another user's: what doctor is run as, `refuse_root` has looked at
     return plan.Published(timer.NAMED, timer.publishes(root), timer.is_stopped(root), late)

@@ -119,8 +119,9 @@ def due(now: float) -> List[int]:
     return sorted(found, key=lambda vm: (found[vm], vm))
 
 
-def late(now: float) -> List[float]:
+def late() -> List[float]:
     """Return for how many seconds VMs wait that have waited for more than LATE_S: no publisher runs."""
+    now = time.time()
     times = {vm: when for vm, when in _times() if when < now - LATE_S}
     return [now - when for when in times.values()]
 

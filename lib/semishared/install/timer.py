@@ -127,7 +127,7 @@ def publishes(root: str) -> bool:
 
 
 def is_stopped(root: str) -> bool:
-    """Return True if the timer is one of systemd's, of this machine, and systemd says that it does not run."""
+    """Return True if the timer is one of systemd's, of this machine, and systemd says it is not active."""
     if root or not os.path.lexists(TIMER) or not os.path.isdir(RUNS):
         return False
     try:
