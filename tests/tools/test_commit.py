@@ -20,6 +20,7 @@ import pytest
 from semishared.errors import (
     AnotherWriter,
     CommitRefused,
+    ImageChanged,
     NoSpace,
     NotOwner,
     SemisharedError,
@@ -482,6 +483,34 @@ def test_a_disk_that_cannot_be_committed_takes_its_base_along(
     if left:
         world.on(s.SaveDisk(s.DiskRef(5, 1, str(left)), str(saved), "raw", ""))
         qemu_io(saved, "raw", "read -P 0x55 3M 64k")
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["unchanged", "changed"])
+def test_a_base_that_changed_on_its_way_is_no_base(world: World, there: bool) -> None:
+    """The store's is fetched if it is the one; else the disk stays where it is."""
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
+    os.rename(image.source, f"{image.source}.away")
+    rest = str(world.top / "fe" / "101" / "5")
+    (said,) = moved(world, disk.vm_dir, rest, keep_bases=False)
+    assert said["with_base"]
+    os.rename(f"{image.source}.away", image.source)
+    gone(world)
+    carried = Path(rest, "disk.1.snap/base")
+    with carried.open("r+b") as file:
+        file.seek(MiB)
+        file.write(b"rot")
+    if there:
+        carry(rest, disk.vm_dir, 5)
+        reads = ("read -P 0x55 3M 64k", "read -P 0xa1 1M 64k")
+        qemu_io(active(disk), "qcow2", *reads)
+        return
+    qemu_io(image.source, "raw", "write -P 0x99 8M 64k")
+    with pytest.raises(ImageChanged):
+        carry(rest, disk.vm_dir, 5)
+    assert world.bases() == []
+    assert Path(rest, ".semishared/disk.1.json").exists()
 
 
 def rewritten(path: Path, **changes: object) -> None:
