@@ -5,9 +5,11 @@ PY := /usr/bin/python3
 RUN := PYTHONPATH=tests:lib $(PY)
 VENV := build/venv
 N ?= 2
+RELEASE ?= 13
+SUITES ?= platforms
 SHELL := /bin/bash
 
-.PHONY: help quick lint types unit unit-early unit-late provision provision-full test test-full real-oned test-real mutants demo replay bench docs lab-up lab-down clean
+.PHONY: help quick lint types unit unit-early unit-late provision provision-full platform-root test test-full test-platforms real-oned test-real mutants demo replay bench docs lab-up lab-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -39,14 +41,21 @@ $(VENV)/ready: tests/requirements-lint.txt
 provision: ## install what tests and demo need (Debian 12, root)
 	@tests/lab/provision.sh
 
-test: provision ## all suites: some 25 minutes on two quiet cores; what they cost is said at the end
+# Of `mixed` half of the nodes have this machine's own release.
+platform-root: provision ## have the programs of Debian RELEASE (11 or 13) for nodes of labs, below build/roots; some minutes, once
+	@$(RUN) -m lab root $(patsubst mixed,13,$(RELEASE))
+
+test: provision platform-root ## all suites: some 25 minutes on two quiet cores; what they cost is said at the end
 	@$(RUN) tests/suites.py
 
 provision-full: ## install what make test-full needs, a Rust toolchain too
 	@tests/lab/provision.sh full
 
-test-full: provision-full ## all suites with all points and tests, the fuzzers at length
+test-full: provision-full platform-root ## all suites with all points and tests, the fuzzers at length
 	@$(RUN) tests/suites.py --full
+
+test-platforms: platform-root ## SUITES (platforms) with nodes of RELEASE=11, 13, or mixed: 13 beside this machine's
+	@SEMISHARED_PLATFORM=$(RELEASE) $(RUN) tests/suites.py $(SUITES)
 
 real-oned: provision ## build the OpenNebula of SRC=<its checkout at a tag> in a root of its own, below build/real (some ten minutes)
 	@tests/real/root.sh build "$(SRC)"
@@ -75,5 +84,5 @@ lab-up: provision ## a lab of N hosts that stays: make lab-up N=4
 lab-down: ## end it
 	@$(RUN) -m lab down
 
-clean: ## remove build/
-	rm -rf build
+clean: ## remove build/, but roots of other Debian releases
+	@[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name roots -exec rm -rf {} +

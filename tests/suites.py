@@ -78,6 +78,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
         "paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")],
         "minutes": 40,
     },
+    "platforms": {"paths": ["tests/platforms"], "minutes": 40},
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 45},
     "store": {"paths": ["tests/store"], "minutes": 30},
     "images": {"paths": ["tests/images"], "minutes": 20},

@@ -7,6 +7,7 @@
     python3 -m lab exec NODE CMD...  a command in a node, as oneadmin; `root@NODE` as root
     python3 -m lab down              take all standing labs away, and what dead test runs left
     python3 -m lab prepare           have below build/lab what labs keep there, before several want it at once
+    python3 -m lab root RELEASE...   have the programs of other Debian releases below build/roots
 
 With more than one standing, `--lab ID` in front of the command says which.
 """
@@ -17,7 +18,7 @@ import argparse
 import subprocess
 import sys
 
-from lab import layout, state
+from lab import layout, roots, state
 from lab.cloud import Cloud
 from lab.guest import linux, metal
 from lab.hosts import MOST_HOSTS, Lab
@@ -73,6 +74,8 @@ def main() -> int:
     commands.add_parser("status", help="show the standing labs")
     commands.add_parser("install", help="install the checkout's drivers")
     commands.add_parser("prepare", help="fill the caches of labs")
+    root = commands.add_parser("root", help="make roots of other Debian releases")
+    root.add_argument("releases", nargs="+", type=int, choices=sorted(roots.CODENAMES), metavar="RELEASE")
     inside = commands.add_parser("exec", help="run a command in a node")
     inside.add_argument("node")
     inside.add_argument("words", nargs=argparse.REMAINDER)
@@ -97,6 +100,12 @@ def main() -> int:
         metal.disk_image()
         with Cloud.up(hosts=1, forks=True):
             pass
+    elif given.command == "root":
+        try:
+            for release in given.releases:
+                print(f"lab: the root of Debian {release} is {roots.make(release)}")
+        except RuntimeError as error:
+            raise SystemExit(f"lab: {error}") from None
     else:
         return _exec(_one(given.lab), given.node, given.words)
     return 0

@@ -178,28 +178,28 @@ def _keep(kept: Path, trees: dict[str, Path]) -> None:
     shutil.rmtree(new)
 
 
-def _capabilities() -> Path:
+def _capabilities(root: Path) -> Path:
     parts = [os.uname().release, ASKED_ONE_BY_ONE.pattern]
     for program in (*EMULATORS, "/usr/sbin/libvirtd"):
-        parts.append(f"{program} {os.stat(program).st_ctime_ns}")
+        parts.append(f"{program} {os.stat(f'{root}{program}').st_ctime_ns}")
     return CACHE / ("capabilities-" + hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16])
 
 
-def capabilities() -> Path | None:
-    """Return libvirt's kept QEMU capabilities; libvirt itself checks again that they still fit."""
-    folder = _capabilities()
+def capabilities(root: Path) -> Path | None:
+    """Return libvirt's kept QEMU capabilities of a root; libvirt itself checks again that they still fit."""
+    folder = _capabilities(root)
     return folder if folder.exists() else None
 
 
-def keep_capabilities(folder: Path) -> None:
-    """Keep the capabilities a libvirtd has just found out."""
+def keep_capabilities(folder: Path, root: Path) -> None:
+    """Keep the capabilities a libvirtd of a root has just found out."""
     CACHE.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(dir=CACHE))
     shutil.copytree(folder, new / "capabilities", ignore=shutil.ignore_patterns("*.lock"))
     for path in (new / "capabilities").iterdir():
         path.write_text(ASKED_ONE_BY_ONE.sub("", path.read_text()))
     try:
-        (new / "capabilities").rename(_capabilities())
+        (new / "capabilities").rename(_capabilities(root))
     except OSError:
         pass  # another lab was faster
     shutil.rmtree(new)

@@ -9,7 +9,7 @@ import base64
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 from weakref import WeakSet
 
 from lab import Lab, Node, connections
@@ -75,15 +75,17 @@ class Cloud:
         cephfs: bool = False,
         forks: bool = False,
         installs: bool = False,
+        releases: Optional[Mapping[str, int]] = None,
     ) -> Iterator[Cloud]:
         """Put up lab, drivers and datastores (with `ceph` also RBD_STORE); take all of it down at the end.
 
         With `cephfs` STORE is on CephFS, which each node mounts by itself; else it is a bind mount. With
         `forks` the drivers are forked and not started (forks.py), and machines share connections
         (connections.py). With `installs` they are installed and brought to the hosts as by an operator; else
-        they are copied, as such an installation has left them in another lab.
+        they are copied, as such an installation has left them in another lab. `releases`: as of Lab.up.
         """
-        with Lab.up(hosts=hosts, stores=() if cephfs else (STORE,), ceph=ceph or cephfs) as lab:
+        stores = () if cephfs else (STORE,)
+        with Lab.up(hosts=hosts, stores=stores, ceph=ceph or cephfs, releases=releases) as lab:
             if cephfs:
                 fs.serve(lab.ceph, [lab.fe, *lab.hosts], f"{DATASTORES}/{STORE}")
             lab.install() if installs else lab.put()
@@ -237,6 +239,7 @@ class Cloud:
         systems = [
             self._bootable[disk["IMAGE_ID"]] for disk in disks if disk.get("IMAGE_ID") in self._bootable
         ]
+        machine = self.lab.machine if machine == "pc" else machine
         system = {"ARCH": "x86_64", "MACHINE": machine, **(systems[0].os if systems else {})}
         # What shares a directory with its host shares its memory, and does not move while it runs.
         is_emulated = self.lab.virt != "kvm" and not any("MOUNT_TAG" in disk for disk in disks)

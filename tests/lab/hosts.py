@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Callable, Optional
 
-from lab import caches, layout, state
+from lab import caches, layout, roots, state
 from lab.ceph import Cluster
 from lab.node import Node, Site
 
@@ -50,7 +50,12 @@ class Lab:
         self.stores: Sequence[int] = tuple(record["stores"])
         self.uid, self.gid = layout.owner_ids()
         site = Site(folder, record["keeper"], self.stores, record["kvm"], record["sharedfs"])
-        self._nodes: dict[str, Node] = {name: Node(site, name, ip) for name, ip in record["nodes"].items()}
+        releases: Mapping[str, int] = record.get("releases", {})
+        self._nodes: dict[str, Node] = {
+            name: Node(site, name, ip, roots.of(releases.get(name))) for name, ip in record["nodes"].items()
+        }
+        self.machine = roots.machine(releases.get(host.name) for host in self.hosts)
+        """The machine type of guests that may go to each host."""
         self._namespaces: set[str] = set()
         self._guard: Optional[subprocess.Popen[bytes]] = None
         self._ceph: Optional[Cluster] = None
@@ -100,10 +105,18 @@ class Lab:
 
     @classmethod
     def up(
-        cls, hosts: int = 2, stores: Sequence[int] = (100,), stay: bool = False, ceph: bool = False
+        cls,
+        hosts: int = 2,
+        stores: Sequence[int] = (100,),
+        stay: bool = False,
+        ceph: bool = False,
+        releases: Optional[Mapping[str, int]] = None,
     ) -> Lab:
         """Put up a lab, with a Ceph cluster if told; with `stay` it remains when this process ends, until
         `lab down`.
+
+        `releases`: which nodes have the programs of another Debian release than this machine's (roots.py);
+        where it is not said, the environment does.
         """
         if not 1 <= hosts <= MOST_HOSTS:
             raise ValueError(f"a lab has 1 to {MOST_HOSTS} hosts, not {hosts}")
@@ -117,13 +130,20 @@ class Lab:
         if missing:
             raise RuntimeError(f"not on this machine: {' '.join(missing)}; run tests/lab/provision.sh")
         state.sweep()
-        if not caches.capabilities():
-            with cls._up(1, (), stay=False, ceph=False) as lab:
-                lab._ask_qemu()
-        return cls._up(hosts, stores, stay, ceph)
+        if releases is None:
+            releases = roots.platform(os.environ.get(roots.PLATFORM, ""), hosts)
+        machines = {releases.get(f"h{number}") for number in range(1, hosts + 1)}
+        for release in machines:
+            if not caches.capabilities(roots.of(release)):
+                only = {} if release is None else {"h1": release}
+                with cls._up(1, (), stay=False, ceph=False, releases=only) as lab:
+                    lab._ask_qemu()
+        return cls._up(hosts, stores, stay, ceph, releases)
 
     @classmethod
-    def _up(cls, hosts: int, stores: Sequence[int], stay: bool, ceph: bool) -> Lab:
+    def _up(
+        cls, hosts: int, stores: Sequence[int], stay: bool, ceph: bool, releases: Mapping[str, int]
+    ) -> Lab:
         sharedfs = caches.build([caches.HERE / "sharedfs.c"], ["-shared", "-fPIC"])
         record = {
             "owner": os.getpid(),
@@ -145,6 +165,7 @@ class Lab:
                 {f"h{number}": f"{record['subnet']}.{10 + number}" for number in range(1, hosts + 1)}
             )
             record["nodes"] = names
+            record["releases"] = dict(releases)
             state.write(folder, record)
             lab = cls(folder)
             lab._guard = guard
@@ -190,12 +211,12 @@ class Lab:
         for store in self.stores:
             (self.folder / "stores" / str(store)).mkdir(parents=True)
             os.chown(self.folder / "stores" / str(store), self.uid, self.gid)
-        seed = caches.capabilities()
 
         def one(node: Node) -> None:
-            layout.lay_out(node.folder, keys, node.name, names, self.stores)
+            layout.lay_out(node.folder, keys, node.name, names, self.stores, node.root)
             shutil.copy(sharedfs, node.folder / "opt" / (sharedfs.name + ".so"))
-            if seed and node in self.hosts:
+            seed = caches.capabilities(node.root) if node in self.hosts else None
+            if seed:
                 target = node.folder / "var/cache/libvirt/qemu/capabilities"
                 shutil.copytree(seed, target)
                 for path in (target, *target.iterdir()):
@@ -224,7 +245,8 @@ class Lab:
         ]
         for words in asked:
             self.hosts[0].run(["virsh", "-q", "-c", "qemu:///system", *words])
-        caches.keep_capabilities(self.hosts[0].path("/var/cache/libvirt/qemu/capabilities"))
+        asked_of = self.hosts[0]
+        caches.keep_capabilities(asked_of.path("/var/cache/libvirt/qemu/capabilities"), asked_of.root)
 
     def down(self) -> None:
         """Take the lab away: processes, namespaces, mounts, control groups, files."""
@@ -261,13 +283,15 @@ class Lab:
         """
         self.unpack()
         kept, package = caches.package(), self.fe.path(f"{REMOTES}/lib/semishared")
-        known = kept.exists()
+        # The byte code of another Python is of no use to this machine's.
+        is_ours = self.fe.root == roots.MACHINE
+        known = is_ours and kept.exists()
         if known:
             package.parent.mkdir(exist_ok=True)
             os.chown(package.parent, self.uid, self.gid)
             subprocess.run(["cp", "-a", "--", str(kept), str(package)], check=True)
         self.fe.run(["/opt/semishared/install.sh", "--remotes", REMOTES])
-        if not known:
+        if is_ours and not known:
             caches.keep_package(kept, package)
         self.sync()
 
@@ -275,6 +299,9 @@ class Lab:
         """Bring front-end and hosts what `install` has left in another lab with the same checkout; install
         where there was none.
         """
+        if self.fe.root != roots.MACHINE:
+            self.install()
+            return
         kept = caches.installed()
         if not kept.exists():
             self.install()

@@ -5,7 +5,6 @@ settings.
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import shutil
@@ -85,15 +84,14 @@ def _users(etc: Path) -> None:
     uid, gid = owner_ids()
     _set_line(etc / "passwd", USER, f"{USER}:x:{uid}:{gid}::/var/lib/one:/bin/bash")
     _set_line(etc / "shadow", USER, f"{USER}:*:19000:0:99999:7:::")  # '!' would make sshd refuse keys
-    groups: dict[str, list[str]] = {}
-    for entry in grp.getgrall():
-        groups[entry.gr_name] = list(entry.gr_mem)
+    # By the node's own file: groups of another release have other numbers than this machine's.
+    groups = {line.partition(":")[0]: line for line in (etc / "group").read_text().splitlines()}
     if USER not in groups:
         _set_line(etc / "group", USER, f"{USER}:x:{gid}:")
     for name in ("libvirt", "kvm"):
-        if name in groups and USER not in groups[name]:
-            members = ",".join([*groups[name], USER])
-            _set_line(etc / "group", name, f"{name}:x:{grp.getgrnam(name).gr_gid}:{members}")
+        known, _, members = groups.get(name, "").rpartition(":")
+        if known and USER not in members.split(","):
+            _set_line(etc / "group", name, f"{known}:{','.join(filter(None, (members, USER)))}")
 
 
 def make_keys(folder: Path) -> None:
@@ -120,8 +118,13 @@ def make_keys(folder: Path) -> None:
         )
 
 
-def lay_out(folder: Path, keys: Path, name: str, names: dict[str, str], stores: Sequence[int]) -> None:
-    """Write what a node called `name` finds on its own disks; `names` maps every node name to its address."""
+def lay_out(
+    folder: Path, keys: Path, name: str, names: dict[str, str], stores: Sequence[int], root: Path = Path("/")
+) -> None:
+    """Write what a node called `name` finds on its own disks; `names` maps every node name to its address.
+
+    What it is configured with is that of `root`, whose programs it has.
+    """
     uid, gid = owner_ids()
     etc, home = folder / "etc", folder / "var/lib/one"
     memory = state.MEMORY / folder.parents[1].name
@@ -132,7 +135,7 @@ def lay_out(folder: Path, keys: Path, name: str, names: dict[str, str], stores: 
             (folder / part).symlink_to(memory / name / part)
         (folder / part).mkdir(parents=True, exist_ok=True)
     os.chmod(folder / "root", 0o700)
-    state.copy_tree(Path("/etc"), etc, OWN | UNREAD)
+    state.copy_tree(root / "etc", etc, OWN | UNREAD)
     _users(etc)
     (etc / "hostname").write_text(name + "\n")
     lines = ["127.0.0.1 localhost", *(f"{address} {node}" for node, address in names.items())]

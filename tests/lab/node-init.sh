@@ -4,6 +4,7 @@
 # says its pid, waits for its network cable, starts the services and then only reaps.
 #   stdin:  one line when eth0 is there        stdout: the pid as seen from outside, then "ready"
 #   $1 node directory; environment: LAB_NAME LAB_ADDRESS LAB_STORES LAB_SHARE LAB_CGROUPS LAB_UNIFIED LAB_KVM LAB_SHAREDFS LAB_REACH
+#   LAB_ROOT (whose programs it has: empty for the machine's, else a root of another release, roots.py)
 set -eu
 dir=$1
 root=$dir/rootfs
@@ -12,14 +13,14 @@ hostname "$LAB_NAME"
 
 mount -t tmpfs -o mode=755,size=16m lab-root "$root"
 mkdir "$root"/{etc,var,root,opt,proc,sys,dev,run,tmp,mnt,srv,home,usr,.old}
-mount --rbind /usr "$root/usr"
+mount --rbind "$LAB_ROOT/usr" "$root/usr"
 mount -o remount,bind,ro "$root/usr" # nothing in a node can change the machine's programs
 for name in bin sbin lib lib32 lib64 libx32; do
-    if [ -L "/$name" ]; then
-        cp -P "/$name" "$root/$name"
-    elif [ -d "/$name" ]; then
+    if [ -L "$LAB_ROOT/$name" ]; then
+        cp -P "$LAB_ROOT/$name" "$root/$name"
+    elif [ -d "$LAB_ROOT/$name" ]; then
         mkdir "$root/$name"
-        mount --rbind "/$name" "$root/$name"
+        mount --rbind "$LAB_ROOT/$name" "$root/$name"
     fi
 done
 for name in etc var root opt; do mount --bind "$dir/$name" "$root/$name"; done

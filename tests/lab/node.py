@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Optional, Union
 
-from lab import caches, cgroups, layout, state
+from lab import caches, cgroups, layout, roots, state
 
 HERE = Path(__file__).resolve().parent
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -56,9 +56,10 @@ class Site:
 class Node:
     """One machine of the lab, up or down; its disks outlive its power."""
 
-    def __init__(self, site: Site, name: str, ip: str) -> None:
-        """Describe the node; `start()` powers it on."""
+    def __init__(self, site: Site, name: str, ip: str, root: Path = roots.MACHINE) -> None:
+        """Describe the node, whose programs are those of `root`; `start()` powers it on."""
         self.site = site
+        self.root = root
         self.name = name
         self.ip = ip
         self.folder = site.folder / "nodes" / name
@@ -109,6 +110,7 @@ class Node:
             "LAB_UNIFIED": "yes" if files and not v1 else "",
             "LAB_KVM": "yes" if site.kvm else "no",
             "LAB_SHAREDFS": site.sharedfs,
+            "LAB_ROOT": "" if self.root == roots.MACHINE else str(self.root),
             "LAB_REACH": os.environ.get("MUTANTS_FOLDER", ""),
         }
         # The shell puts itself into the node's control groups first: the cgroup namespace starts from there.

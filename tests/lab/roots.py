@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make roots of other Debian releases, whose programs a node of the lab may have in the place of this
+machine's.
+
+A root has its own libvirtd, QEMU, Python, sshd and Ceph client. mmdebstrap makes it from the mirrors that apt
+on this machine uses, once: it is kept in build/roots, which `make clean` leaves. The kernel is this
+machine's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lab.caches import CHECKOUT, EMULATORS, HERE
+
+FOLDER = Path(os.environ.get("SEMISHARED_LAB_ROOTS", CHECKOUT / "build/roots"))
+PACKAGES = HERE / "packages-root.txt"
+MACHINE = Path("/")
+"""The root of nodes for which no release is said."""
+CODENAMES = {11: "bullseye", 13: "trixie"}
+POCKETS = {11: ("",), 13: ("", "-security")}
+"""Where a release's packages are. The security archive has lists of a release that is out of support, whose
+packages it no longer has.
+"""
+SEPARATE_USR = (11,)
+"""Releases that mmdebstrap gives a /bin of its own unasked, where the installer of that release merges it with
+/usr.
+"""
+MACHINES = {11: "pc-i440fx-5.2", None: "pc-i440fx-7.2", 13: "pc-i440fx-10.0"}
+"""The newest machine type of each release's QEMU, the oldest release first; None is this machine's."""
+PLATFORM = "SEMISHARED_PLATFORM"
+"""Of the environment: which releases the nodes of labs have, if those that put them up do not say."""
+UNREAD = ("doc", "man", "info", "locale", "lintian", "help")
+"""Of /usr/share: what no program in a node reads."""
+MERGE = 'for name in bin sbin lib lib32 lib64 libx32; do mkdir -p "$1/usr/$name"; ln -s "usr/$name" "$1/"; done'
+KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+PASSED_ON = re.compile(r'^Acquire::(?:Check-Valid-Until|https?::[\w:.-]*Proxy[\w:.-]*) "[^"]*";$')
+"""Of what apt is configured with on this machine: how it reaches its mirrors."""
+
+
+def of(release: int | None) -> Path:
+    """Return the root of a Debian release, or this machine's; raise RuntimeError where none was made of what
+    PACKAGES now lists.
+    """
+    if release is None:
+        return MACHINE
+    if not _is_made(release):
+        raise RuntimeError(f"no root of Debian {release} in {FOLDER}: run make platform-root RELEASE={release}")
+    return FOLDER / str(release)
+
+
+def platform(name: str, hosts: int) -> dict[str, int]:
+    """Return which nodes of a lab have which release: `11` or `13` all of them, `mixed` the front-end and
+    every other host 13 beside this machine's; '' none.
+    """
+    if not name:
+        return {}
+    if name == "mixed":
+        return {"fe": 13, **{f"h{number}": 13 for number in range(2, hosts + 1, 2)}}
+    return {"fe": int(name), **{f"h{number}": int(name) for number in range(1, hosts + 1)}}
+
+
+def machine(releases: Iterable[int | None]) -> str:
+    """Return the machine type of guests that all hosts of these releases can run: QEMU's default where all
+    have the same.
+    """
+    among = set(releases)
+    return "pc" if len(among) < 2 else next(MACHINES[release] for release in MACHINES if release in among)
+
+
+def make(release: int) -> Path:
+    """Return the root of a Debian release, made if it is not there; raise RuntimeError with the end of
+    mmdebstrap's log.
+    """
+    if release not in CODENAMES:
+        raise RuntimeError(f"no root of Debian {release} can be made, but of {', '.join(map(str, CODENAMES))}")
+    root = FOLDER / str(release)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with _locked():
+        if not _is_made(release):
+            _note(release).unlink(missing_ok=True)
+            subprocess.run(["rm", "-rf", "--one-file-system", "--", str(root)], check=True)
+            _install(root, release)
+            _note(release).write_text(_content(release))
+    return root
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    handle = os.open(FOLDER, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _note(release: int) -> Path:
+    return FOLDER / f"{release}.made"
+
+
+def _content(release: int) -> str:
+    """Return what says whether a root that was made is the one which would be made now."""
+    return hashlib.sha256("\n".join(_packages(release)).encode()).hexdigest()
+
+
+def _is_made(release: int) -> bool:
+    try:
+        return _note(release).read_text() == _content(release)
+    except FileNotFoundError:
+        return False
+
+
+def _packages(release: int) -> list[str]:
+    """Return what PACKAGES lists, but for lines that name other releases only."""
+    lines = (line.partition("#")[0].split() for line in PACKAGES.read_text().splitlines())
+    return [words[0] for words in lines if words and (not words[1:] or str(release) in words[1:])]
+
+
+def _mirrors(release: int) -> list[str]:
+    """Return apt's lines for a release: its packages are where this machine has those of its own."""
+    mine = re.search(r"^VERSION_CODENAME=(\w+)$", Path("/etc/os-release").read_text(), re.MULTILINE)
+    words = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    found: dict[str, str] = {}
+    for line in said.splitlines():
+        address, _, suite = line.partition(" ")
+        found.setdefault(suite, address)
+    lines = [
+        f"deb {found[f'{mine[1]}{pocket}']} {CODENAMES[release]}{pocket} main"
+        for pocket in POCKETS[release]
+        if mine and f"{mine[1]}{pocket}" in found
+    ]
+    if not lines:
+        raise RuntimeError("apt on this machine has no mirror of its own Debian release")
+    return lines
+
+
+def _install(root: Path, release: int) -> None:
+    configured = subprocess.run(["apt-config", "dump"], check=True, capture_output=True, text=True).stdout
+    apt = ['APT::Install-Recommends "false";', *filter(PASSED_ON.match, configured.splitlines())]
+    words = ["mmdebstrap", "--mode=root", "--variant=essential", "--format=directory", f"--keyring={KEYS}"]
+    words += [f"--aptopt={option}" for option in apt]
+    words += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in UNREAD]
+    words += [f"--include={','.join(_packages(release))}"]
+    words += [f"--setup-hook={MERGE}"] if release in SEPARATE_USR else []
+    done = subprocess.run(
+        [*words, CODENAMES[release], str(root), *_mirrors(release)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        shutil.rmtree(root, ignore_errors=True)
+        raise RuntimeError(f"mmdebstrap cannot make a root of Debian {release}: {done.stderr[-2000:]}")
+    # The name that OpenNebula's domain XML has for it, as provision.sh gives it on this machine.
+    libvirts, opennebulas = EMULATORS
+    (root / opennebulas.lstrip("/")).symlink_to(Path(libvirts).name)
