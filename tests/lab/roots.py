@@ -31,16 +31,15 @@ POCKETS = {11: ("",), 13: ("", "-security")}
 packages it no longer has.
 """
 SEPARATE_USR = (11,)
-"""Releases that mmdebstrap gives a /bin of its own unasked, where the installer of that release merges it with
-/usr.
-"""
+"""Releases that mmdebstrap gives a /bin of its own, where the installer of that release merges it with /usr."""
 MACHINES = {11: "pc-i440fx-5.2", None: "pc-i440fx-7.2", 13: "pc-i440fx-10.0"}
 """The newest machine type of each release's QEMU, the oldest release first; None is this machine's."""
 PLATFORM = "SEMISHARED_PLATFORM"
 """Of the environment: which releases the nodes of labs have, if those that put them up do not say."""
 UNREAD = ("doc", "man", "info", "locale", "lintian", "help")
 """Of /usr/share: what no program in a node reads."""
-MERGE = 'for name in bin sbin lib lib32 lib64 libx32; do mkdir -p "$1/usr/$name"; ln -s "usr/$name" "$1/"; done'
+MERGE = 'cd "$1" && for name in bin sbin lib lib64; do mkdir -p usr/$name && ln -s usr/$name .; done'
+"""A hook of mmdebstrap's, as its own of that purpose wants an apt in the root."""
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 PASSED_ON = re.compile(r'^Acquire::(?:Check-Valid-Until|https?::[\w:.-]*Proxy[\w:.-]*) "[^"]*";$')
 """Of what apt is configured with on this machine: how it reaches its mirrors."""
@@ -53,7 +52,8 @@ def of(release: int | None) -> Path:
     if release is None:
         return MACHINE
     if not _is_made(release):
-        raise RuntimeError(f"no root of Debian {release} in {FOLDER}: run make platform-root RELEASE={release}")
+        how = f"make platform-root RELEASE={release}"
+        raise RuntimeError(f"no root of Debian {release} in {FOLDER}: run {how}")
     return FOLDER / str(release)
 
 
@@ -81,7 +81,8 @@ def make(release: int) -> Path:
     mmdebstrap's log.
     """
     if release not in CODENAMES:
-        raise RuntimeError(f"no root of Debian {release} can be made, but of {', '.join(map(str, CODENAMES))}")
+        others = ", ".join(map(str, CODENAMES))
+        raise RuntimeError(f"no root of Debian {release} can be made, but of {others}")
     root = FOLDER / str(release)
     FOLDER.mkdir(parents=True, exist_ok=True)
     with _locked():

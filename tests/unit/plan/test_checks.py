@@ -156,6 +156,9 @@ BAD = "<SEMISHARED_PLACE>moon</SEMISHARED_PLACE>"
 WRONG_HOST = "<SEMISHARED_BASES_LIMIT>much</SEMISHARED_BASES_LIMIT>"
 SHAREABLE = "<PERSISTENT_TYPE>SHAREABLE</PERSISTENT_TYPE>"
 HALF = Mark(state=BEGUN, blocked=("c/10.0.0.1",))
+OLD = {"secrets": ["s"], "libvirt": "6.9.0", "qemu": "5.1.0"}
+OLDEST = {"secrets": ["s"], "libvirt": "7.0.0", "qemu": "5.2.0"}
+"""What libvirt says of itself and of its QEMU where both are too old, and where neither is."""
 CONFINED = {"confines": ["apparmor", "selinux"]}
 NO_TREE = {"version": "x", "parts": {"lib/semishared": ""}}
 SIGNED_BY_M = {"signed": {"/p": {"machine": "m", "count": 4, "place": "/p"}}}
@@ -217,6 +220,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "version": (machine(tree={**NO_TREE, "version": "y"}), machine()),
     "synced": (machine(tree={"version": "x", "parts": {"lib/semishared": "b"}}), machine()),
     "libvirt": (machine(libvirt={"error": "why"}), machine()),
+    "libvirt-old": (machine(libvirt=OLD), machine(libvirt=OLDEST)),
+    "emulator-old": (machine(libvirt=OLD), machine(libvirt=OLDEST)),
     "secrets": (machine(libvirt={"secrets": []}), machine()),
     "selinux": (machine(libvirt={"secrets": [], **CONFINED}), machine()),
     "store-answers": (seen(error="hangs"), seen()),

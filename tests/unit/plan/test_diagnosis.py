@@ -149,6 +149,18 @@ OLD_STORE = Cloud([store(), system()], hosts=[host()])
 """One whose store is not."""
 
 
+@pytest.mark.fault(68, "doctor names a libvirt, and a QEMU, that is older than any in which a guest was tried")
+def test_hosts_below_the_floor_are_named() -> None:
+    old = answer(libvirt={"secrets": [], "libvirt": "6.9.0", "qemu": "5.1.0"}, local=local())
+    assert [(found.severity, found.machine, found.what) for found in of_h1(old, SOUND)] == [
+        (BROKEN, "h1", "libvirt 6.9.0 is older than 7.0"),
+        (BROKEN, "h1", "guests run in QEMU 5.1.0, which is older than 5.2"),
+    ]
+    for versions in (("7.0.0", "5.2.0"), ("11.3.0", "10.0.13"), ("", "")):
+        said = {"secrets": [], **dict(zip(("libvirt", "qemu"), versions))}
+        assert of_h1(answer(libvirt=said, local=local()), SOUND) == []
+
+
 def test_sound_host_is_no_finding() -> None:
     libvirt = {"secrets": [SECRET, REMOTE], "confines": []}
     said = answer(libvirt=libvirt, stores={STORE: state()}, local=local(), ceph={"one": {"error": ""}})

@@ -194,6 +194,10 @@ synced: Is it the same?
 libvirt: Does it answer?
     broken: libvirt does not answer: {it} -> as root on {machine}: systemctl restart libvirtd
 [libvirt-set-up]  The same of one that answers, and the keys of datastores on Ceph.
+libvirt-old: Is it one that guests were tried under?
+    broken: libvirt {it} is older than 7.0 -> as root on {machine}: update libvirt
+emulator-old: Is its QEMU one that guests were tried under?
+    broken: guests run in QEMU {it}, which is older than 5.2 -> as root on {machine}: update qemu
 secrets: Does it know the keys of Ceph?
     broken: libvirt does not know the secret {it} -> docs/how-to/ceph.md, 4. libvirt
 selinux: Is QEMU confined as it was tried?

@@ -24,6 +24,8 @@ REMOUNT = "as root on {}: mend its line in /etc/fstab (docs/how-to/nfs.md), then
 """What mends a store where something is mounted, but not what should be."""
 QEMU_FLOOR = (5, 2)
 """extended_l2 of qcow2 (docs/explanation/overlay-options.md)."""
+LIBVIRT_FLOOR = (7, 0)
+"""The oldest that a guest of ours has run under: Debian 11's."""
 PACKAGES = {
     "qemu-img": "qemu-utils",
     "virsh": "libvirt-clients",
@@ -94,6 +96,16 @@ def _old_qemu(it: Machine) -> str:
     return str(qemu) if qemu and version(qemu) < QEMU_FLOOR else ""
 
 
+def _old_libvirt(it: Machine) -> str:
+    libvirt = str(it.answer["libvirt"].get("libvirt", ""))
+    return libvirt if libvirt and version(libvirt) < LIBVIRT_FLOOR else ""
+
+
+def _old_emulator(it: Machine) -> str:
+    qemu = str(it.answer["libvirt"].get("qemu", ""))
+    return qemu if qemu and version(qemu) < QEMU_FLOOR else ""
+
+
 def _user(it: Machine) -> object:
     users = {"user": it.answer["user"], "own": it.own.get("user")}
     return it.own and users["user"] != users["own"] and users
@@ -120,6 +132,8 @@ MACHINE: dict[str, Judge] = {
     "version": _version,
     "synced": _differing,
     "libvirt": lambda it: _error(it.answer["libvirt"]),
+    "libvirt-old": _old_libvirt,
+    "emulator-old": _old_emulator,
     "secrets": lambda it: [one for one in it.secrets if one not in it.answer["libvirt"]["secrets"]],
     "selinux": lambda it: "selinux" in it.answer["libvirt"].get("confines", ()),
     "ceph-pool": lambda state: state["error"],
