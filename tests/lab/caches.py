@@ -185,7 +185,7 @@ def _capabilities(root: Path) -> Path:
     return CACHE / ("capabilities-" + hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16])
 
 
-def capabilities(root: Path) -> Path | None:
+def capabilities(root: Path = Path("/")) -> Path | None:
     """Return libvirt's kept QEMU capabilities of a root; libvirt itself checks again that they still fit."""
     folder = _capabilities(root)
     return folder if folder.exists() else None

@@ -118,6 +118,7 @@ def shares(cloud: Cloud, tmp_path: Path) -> Any:
             host.run(["umount", "/srv/shares"], user="root")
 
 
+@pytest.mark.fault(50, "a VM with a share starts under libvirt 11 with the daemon in Rust, which has no locks")
 def test_guests_on_hosts_of_both_releases_see_one_directory(shares: Shares) -> None:
     both = shares.image("both", "32M", uid=5)
     vms = [shares.deploy(f"on-{host}", both, host=host) for host in ("h1", "h2")]

@@ -860,4 +860,4 @@ def test_the_daemon_says_what_it_can_do(name: str) -> None:
     done = subprocess.run(
         [ROOT / "vmm" / name, "--print-capabilities"], capture_output=True, check=False, timeout=60
     )
-    assert (done.returncode, json.loads(done.stdout)["type"]) == (0, "fs"), done.stderr
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"type": "fs"}), done.stderr

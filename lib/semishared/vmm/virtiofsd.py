@@ -41,15 +41,22 @@ KEPT = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRAT
 """Mount flags with the same number in statvfs(2) and mount(2), which a user namespace cannot clear."""
 CAPABILITIES = "--print-capabilities"
 """libvirt's question (from 11 on, before the first start) for the daemon's features; it names no share."""
+AS_QEMUS = '{"type": "fs"}'
+"""The answer of QEMU's daemon. By that of the daemon in Rust ("separate-options") libvirt starts no guest whose
+XML asks for locks; by this one it gives options as to QEMU's, which `understood` translates.
+"""
 OPEN_FILES = 1000000
 """The limit that QEMU's virtiofsd wants, and cannot set itself in a user namespace."""
 
 
 def run(argv: Sequence[str], read_only: bool) -> int:
-    """Become the daemon with the arguments `argv`; on an error print it and return 1.
+    """Become the daemon with the arguments `argv`, or answer libvirt; on an error print it and return 1.
 
     libvirt writes stderr to the VM's log.
     """
+    if list(argv) == [CAPABILITIES]:
+        print(AS_QEMUS)
+        return 0
     try:
         become(argv, read_only)
     except (SemisharedError, OSError) as e:
@@ -59,8 +66,6 @@ def run(argv: Sequence[str], read_only: bool) -> int:
 
 def become(argv: Sequence[str], read_only: bool) -> NoReturn:
     """Become the daemon; raise ShareRefused, BadArguments, ToolMissing, ToolFailed, OSError."""
-    if list(argv) == [CAPABILITIES]:
-        os.execv(program := daemon(), [program, CAPABILITIES])
     if os.geteuid() != 0:
         who = f"user {os.geteuid()}, who cannot let a guest's users be those of an owner"
         raise ShareRefused(f"libvirt starts virtiofsd as {who}")
