@@ -31,7 +31,7 @@ POCKETS = {11: ("",), 13: ("", "-security")}
 packages it no longer has.
 """
 SEPARATE_USR = (11,)
-"""Releases that mmdebstrap gives a /bin of its own, where the installer of that release merges it with /usr."""
+"""Releases that mmdebstrap gives a /bin of its own, where their own installer merges it with /usr."""
 MACHINES = {11: "pc-i440fx-5.2", None: "pc-i440fx-7.2", 13: "pc-i440fx-10.0"}
 """The newest machine type of each release's QEMU, the oldest release first; None is this machine's."""
 PLATFORM = "SEMISHARED_PLATFORM"

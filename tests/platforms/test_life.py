@@ -6,6 +6,7 @@ detach, backups and their cancel, directories.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lab import roots
 from lab.cloud import Cloud
 from lab.guest import content
 from shares.conftest import loop_of, mounted_btrfs
@@ -21,6 +23,7 @@ from system.test_backup import call, cut_short, number, ok
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 HOST = "h2"
+ALL_11 = os.environ.get(roots.PLATFORM) == "11"
 KIB = 64
 DATA = content("base", 0, KIB)
 
@@ -73,6 +76,7 @@ def test_a_guest_lets_go_of_the_store(cloud: Cloud, os_image: int) -> None:
     assert cloud.leftovers() == []
 
 
+@pytest.mark.skipif(ALL_11, reason="libvirt 7.0 has no backups of running guests")
 def test_a_backup_is_of_one_moment_and_ends_when_it_is_cancelled(cloud: Cloud, os_image: int) -> None:
     images = [cloud.data_image(name, content("n0", 0, 4), persistent=True) for name in ("first", "second")]
     vm = deploy(cloud, "backup", os_image, *images)
@@ -118,7 +122,8 @@ def shares(cloud: Cloud, tmp_path: Path) -> Any:
             host.run(["umount", "/srv/shares"], user="root")
 
 
-@pytest.mark.fault(50, "a VM with a share starts under libvirt 11 with the daemon in Rust, which has no locks")
+@pytest.mark.skipif(ALL_11, reason="sudo 1.9.5 knows no regular expressions, which the rule for shares has")
+@pytest.mark.fault(50, "a VM with a share starts under libvirt 11, with the daemon in Rust")
 def test_guests_on_hosts_of_both_releases_see_one_directory(shares: Shares) -> None:
     both = shares.image("both", "32M", uid=5)
     vms = [shares.deploy(f"on-{host}", both, host=host) for host in ("h1", "h2")]

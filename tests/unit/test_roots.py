@@ -29,7 +29,9 @@ def test_a_platform_says_the_release_of_each_node(name: str, wanted: dict[str, i
         ((13, 11, None), "pc-i440fx-5.2"),
     ],
 )
-def test_guests_have_the_machine_type_of_the_oldest_host(releases: tuple[int | None, ...], wanted: str) -> None:
+def test_guests_have_the_machine_type_of_the_oldest_host(
+    releases: tuple[int | None, ...], wanted: str
+) -> None:
     assert roots.machine(releases) == wanted
 
 

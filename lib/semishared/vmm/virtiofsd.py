@@ -42,8 +42,8 @@ KEPT = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRAT
 CAPABILITIES = "--print-capabilities"
 """libvirt's question (from 11 on, before the first start) for the daemon's features; it names no share."""
 AS_QEMUS = '{"type": "fs"}'
-"""The answer of QEMU's daemon. By that of the daemon in Rust ("separate-options") libvirt starts no guest whose
-XML asks for locks; by this one it gives options as to QEMU's, which `understood` translates.
+"""The answer of QEMU's daemon. By that of the daemon in Rust ("separate-options") libvirt starts no guest
+whose XML asks for locks; by this one it gives options as to QEMU's, which `understood` translates.
 """
 OPEN_FILES = 1000000
 """The limit that QEMU's virtiofsd wants, and cannot set itself in a user namespace."""
