@@ -7,6 +7,7 @@ oned says no, ActionFailed if the VM comes to a failure state, or goes back to w
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Tuple, Union
@@ -436,11 +437,17 @@ class RealOned:
         def over(vm: RealVm) -> bool:
             return (vm.state, vm.lcm) != (seen.state, seen.lcm) or vm.error != seen.error
 
+        log = self.api.node.path("/var/log/one/oned.log")
+        begun = log.stat().st_size
         self._until(vm_id, lambda: self.api.call("vm.recover", vm_id, RECOVER[how]), over)
+        if how != "delete" or not seen.history:
+            return
         # A VM that is deleted is DONE before its drivers are, or have begun.
-        time.sleep(BEGINS_S if how == "delete" else 0)
-        busy = ["pgrep", "-f", "remotes/tm/semishared/"]
-        while how == "delete" and self.api.node.run(busy, check=False).returncode == 0:
+        done = re.compile(rf"Message received: (CLEANUP|TRANSFER) \w+ {vm_id} ".encode())
+        deadline = time.monotonic() + PATIENCE_S
+        while not done.search(log.read_bytes()[begun:]):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"VM {vm_id} is deleted, and its drivers have not ended")
             time.sleep(POLL_S)
 
     # -- disks -----------------------------------------------------------------------------------------

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, Tuple
+from typing import Callable, Dict, Tuple
 
 import pytest
 
@@ -12,68 +11,7 @@ from lab.guest import content
 from lab.oned import ActionFailed, Lcm
 from lab.oned.states import Img
 from real.conftest import SEMISHARED, RealCloud
-from real.front_end import REMOTES
-
-KIB = 64
-DATA = content("base", 0, KIB)
-SAID = "SS999 disk 1: no such luck"
-FAILING = f"#!/bin/sh\necho '{SAID}' >&2\nexit 1\n"
-
-
-@contextmanager
-def failing(cloud: RealCloud, action: str) -> Iterator[None]:
-    """Have a transfer action fail without doing anything."""
-    path = cloud.lab.fe.path(f"{REMOTES}/tm/semishared/{action}")
-    real = path.read_text()
-    path.write_text(FAILING)
-    try:
-        yield
-    finally:
-        path.write_text(real)
-
-
-class Disks:
-    """A VM with a disk in place and one that is its own."""
-
-    def __init__(self, cloud: RealCloud, os_image: int, name: str) -> None:
-        self.cloud = cloud
-        self.mine = cloud.data_image(f"{name}-mine", DATA, persistent=True)
-        self.own = cloud.data_image(f"{name}-own", DATA, format="qcow2")
-        images = (os_image, self.mine, self.own)
-        self.vm = cloud.create(name, [{"IMAGE_ID": str(image)} for image in images])
-
-    def deploy(self) -> None:
-        self.cloud.oned.vm_deploy(self.vm, "h1", 101)
-
-    def write(self) -> None:
-        guest = self.cloud.guest(self.vm)
-        for disk in ("vdb", "vdc"):
-            guest.check(disk, "base", 0, KIB)
-            guest.write(disk, "new", 8192, 64)
-        guest.sync()
-
-    def check(self) -> None:
-        guest = self.cloud.guest(self.vm)
-        for disk in ("vdb", "vdc"):
-            guest.check(disk, "base", 0, KIB)
-            guest.check(disk, "new", 8192, 64)
-
-    def gone(self) -> None:
-        """End it, and see that nothing is left and nothing lost."""
-        if self.cloud.oned.state(self.vm)[0] != "DONE":
-            self.cloud.terminate(self.vm)
-        assert self.cloud.leftovers() == []
-        kept = self.cloud.read(self.cloud.source(self.mine), "raw", 64 << 10, 8192 << 10)
-        assert kept == content("new", 8192, 64)
-        for image in (self.mine, self.own):
-            self.cloud.oned.image_delete(image)
-
-
-def seen(cloud: RealCloud, vm: int) -> str:
-    """Return what the user reads."""
-    error = cloud.oned.error(vm)
-    assert SAID in error, error
-    return error
+from real.injected import SAID, Disks, failing, seen
 
 
 @pytest.mark.parametrize(
