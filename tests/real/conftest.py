@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, Sequence
 
 import pytest
 
-from lab.cloud import Cloud
+from lab.cloud import RBD_STORE, Cloud
 from lab.guest import BOOT, lay_out_boot
 from lab.oned import Img
 from real import front_end
@@ -62,7 +62,7 @@ def wait_on(oned: RealOned, hosts: int) -> None:
 
 @pytest.fixture(scope="session")
 def cloud() -> Iterator[RealCloud]:
-    with front_end.up(hosts=2) as (one, oned):
+    with front_end.up(hosts=2, ceph=True) as (one, oned):
         wait_on(oned, 2)
         lab = one.lab
         lab.bring_checkout()
@@ -72,6 +72,10 @@ def cloud() -> Iterator[RealCloud]:
         oned.datastore_create('NAME="semi_img" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared"', 100)
         for number in (101, 102):
             oned.datastore_create(f'NAME="semi_sys_{number}" TYPE="SYSTEM_DS" TM_MAD="semishared"', number)
+        while (made := oned.datastore_create('NAME="other" TYPE="SYSTEM_DS" TM_MAD="ssh"')) < RBD_STORE - 1:
+            oned.datastore_delete(made)  # oned counts on
+        oned.datastore_delete(made)
+        oned.datastore_create(lab.ceph.datastore(), RBD_STORE)
         wait_until(
             lambda: oned.datastore(100).free_mb and oned.datastore(1).free_mb, "what is free is not known"
         )
