@@ -95,8 +95,8 @@ def test_a_vm_with_a_disk_in_place_on_rbd_through_all_that_is_done_to_it(
     oned.vm_resume(both.vm)
     both.check("h1", one=4096)
     guest = both.guest
-    for disk in ("vdb", "vdc"):
-        guest.check(disk, "zero", 6144, KIB)
+    for target in ("vdb", "vdc"):
+        guest.check(target, "zero", 6144, KIB)
     oned.vm_undeploy(both.vm, hard=True)
     assert cloud.files(cloud.lab.node("h1"), f"/var/lib/one/datastores/101/{both.vm}") == []
     oned.vm_deploy(both.vm, "h2", 101)
