@@ -189,24 +189,28 @@ def test_a_move_that_moved_nothing_goes_back(cloud: RealCloud, os_image: int, wh
 
 
 @pytest.mark.parametrize("what", ["off", "suspended"])
-def test_a_move_that_was_done_and_is_called_failed_is_refused_there_and_moved_once_more(
+def test_a_move_that_was_done_and_is_called_failed_loses_nothing(
     cloud: RealCloud, os_image: int, what: str
 ) -> None:
-    """The directory goes last. oned has it on h1, and all is on h2: without its disks it does not start, and a move finds them."""
+    """oned has it on h1, and all of it is on h2: it does not start, and no move loses it."""
     disks, (before, lcm, state) = Disks(cloud, os_image, f"done-{what}").started(), BACK[what]
     before(disks)
+    # Its directory goes last.
     with failing(cloud, "mv", only=" 101", work=ALL_THE_SAME), pytest.raises(ActionFailed, match=SAID):
         move(disks)
     assert disks.at == ("ACTIVE", lcm)
     recover_failure(cloud, disks.vm)
     assert (disks.at[0], disks.host) == (state, "h1")
+    h2, where = cloud.lab.node("h2"), cloud.vm_dir(disks.vm)
+    there = cloud.files(h2, where)
+    assert "disk.2.snap/0" in there
     with pytest.raises(ActionFailed):
         cloud.oned.vm_resume(disks.vm)
-    assert disks.at[0] == state
-    move(disks)
-    cloud.oned.vm_resume(disks.vm)
-    assert (disks.at, disks.host) == (RUNNING, "h2")
-    disks.check()
+    assert (disks.at[0], disks.host) == (state, "h1")
+    with pytest.raises(ActionFailed, match="SS063 VM .* on h2 has what did not arrive"):
+        move(disks)
+    assert cloud.files(h2, where) == there
+    cloud.oned.vm_recover(disks.vm, "delete")
     disks.gone()
     nothing_to_remove(cloud)
 
@@ -240,9 +244,16 @@ def save_as(disks: Disks) -> None:
 
 
 def detach(disks: Disks) -> None:
-    disks.cloud.oned.disk_detach(disks.vm, 2)
-    disks.cloud.guest(disks.vm).wait_disk("vdc", present=False)
+    """oned has one state for attach and detach: what failed is an attach, and the disk is none of the VM."""
+    oned, guest = disks.cloud.oned, disks.cloud.guest(disks.vm)
+    assert oned.vm(disks.vm).disk(2) is None
+    guest.wait_disk("vdc", present=False)
     disks.has_own = False
+    disk = oned.disk_attach(disks.vm, disks.own)
+    guest.wait_disk("vdc")
+    guest.check("vdc", "base", 0, KIB)
+    guest.check("vdc", "zero", 8192, 64)
+    oned.disk_detach(disks.vm, disk)
 
 
 HANGS: Dict[str, Hangs] = {
@@ -286,7 +297,7 @@ def test_what_hangs_beside_a_running_vm_is_given_up_and_done_again(
         cloud.lab.fe.run(["pkill", "-KILL", "-P", pid])
         time.sleep(BEGINS_S)
     assert (disks.at, disks.host) == (RUNNING, "h1")
-    if what != "detach":  # the hypervisor comes before its script, and has it unplugged
+    if what != "detach":  # the hypervisor comes before its script: it is unplugged
         disks.check()
     case.again(disks)
     disks.check()
