@@ -15,7 +15,7 @@ die() {
 
 [ -x "$python" ] || die "$python is missing: install python3 (3.9 or newer)"
 "$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 9))' ||
-    die "$python is older than 3.9: install a newer python3"
+    die "$python is older than 3.9: install a newer python3 (docs/reference/platforms.md)"
 [ -f "$main" ] || die "$main is missing: call it in a whole checkout"
 # No byte code into the checkout, which may be somebody else's.
 exec "$python" -IS -B "$main" "$@"

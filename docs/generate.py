@@ -8,6 +8,7 @@ import re
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Iterable
 
 DOCS = Path(__file__).resolve().parent
 sys.path[0:0] = [str(DOCS.parent / "lib"), str(DOCS)]
@@ -18,6 +19,8 @@ import pictures  # noqa: E402
 from semishared.errors import SemisharedError, catalogue  # noqa: E402
 from semishared.model import stock  # noqa: E402
 from semishared.model.attributes import Attribute, known, of_images  # noqa: E402
+from semishared.model.platforms import PLATFORMS as ALL  # noqa: E402
+from semishared.model.platforms import PROGRAMS, SUDO_FLOOR, Platform  # noqa: E402
 
 ERRORS = """<!-- Generated from lib/semishared/errors.py by `make docs`. -->
 # Errors
@@ -120,8 +123,82 @@ def configure() -> str:
     return RESTRICTED.sub("".join(lines), CONFIGURE.read_text(encoding="utf-8"))
 
 
+PLATFORMS = """<!-- Generated from lib/semishared/model/platforms.py by `make docs`. -->
+# Platforms
+
+Look up what a host or front-end of your distribution has: paths, packages, daemons. `semishared doctor` and `install.sh` choose their remedies
+by the same table: a machine says which release it is (`/etc/os-release`), which daemon libvirt has there and how old its Python and sudo are.
+What a machine says itself goes first. EL: RHEL, AlmaLinux and other rebuilds.
+
+**A column here is not a test.** What ran where is in [Support](support.md). Debian 12 is where the tests run; the other columns are read from
+the sources that they name.
+
+"""  # noqa: E501
+FACTS = (
+    ("QEMU", lambda it: f"`{it.qemu}`"),
+    ("version of QEMU", lambda it: it.qemu_version),
+    ("version of libvirt", lambda it: it.libvirt_version),
+    ("libvirt's daemon", lambda it: f"`{it.daemon}`"),
+    ("user and group of QEMU", lambda it: f"`{it.user}`"),
+    ("`/usr/bin/python3`", lambda it: it.python),
+    ("virtiofsd", lambda it: f"`{it.virtiofsd}`"),
+    ("sudo", lambda it: it.sudo),
+    ("lines for sudoers of [shares](../how-to/shares.md)", lambda it: _sudoers(it)),
+    ("QEMU is confined by", lambda it: it.confined),
+    ("temporary files", lambda it: it.tmp or "not looked up"),
+    ("packages are installed by", lambda it: f"`{it.installer}`"),
+    ("source", lambda it: it.source),
+)
+
+
+def _sudoers(it: Platform) -> str:
+    numbers = tuple(map(int, it.sudo.split(".")))
+    return "work" if numbers >= SUDO_FLOOR else "do not work: no regular expressions before 1.9.10"
+
+
+def _across(head: str, rows: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
+    """Return a table with a column for each platform."""
+    lines = [f"| {head} | {' | '.join(it.name for it in ALL)} |", f"|{'---|' * (len(ALL) + 1)}"]
+    return lines + [f"| {name} | {' | '.join(cells)} |" for name, cells in rows]
+
+
+def platforms() -> str:
+    """Return the page of platforms."""
+    names = [name for name in PROGRAMS if name != "qemu"]
+    facts = _across("", ((name, (say(it) for it in ALL)) for name, say in FACTS))
+    packages = _across(
+        "program",
+        (
+            (name.replace("|", ", "), (it.packages[name] or "no package" for it in ALL))
+            for name in (*names, "qemu")
+        ),
+    )
+    notes = [NEWER.format(it.name, it.python, it.newer_python) for it in ALL if it.newer_python]
+    return PLATFORMS + "\n".join([*facts, "", "## Packages", "", *packages, NOTES.rstrip(), *notes]) + "\n"
+
+
+NEWER = """- {}: Python {} is too old for semishared. As root: `{}`. The packages of libvirt's
+  and Ceph's bindings there are for the old one. Without bindings for the newer one, nothing works that asks libvirt about a guest that runs
+  (snapshots, backups, live migration, resume), nor does Ceph (untried)."""  # noqa: E501
+NOTES = """
+## What follows
+
+- OpenNebula's packages for hosts let libvirt run QEMU as oneadmin, and exempt `/var/tmp/one` from what cleans temporary files.
+- Where sudo is older than 1.9.10, another machine makes shares (BRIDGE_LIST), or the front-end; `doctor` says so. Late releases of EL 9 bring a
+  newer sudo: `doctor` asks the machine.
+- `udp-sender` and `udp-receiver` (udpcast), by which one session serves many hosts, have no package on EL. Without them, bases go from host to
+  host by TCP.
+- `rbd` and its bindings have packages in Ceph's own repository for EL, or in CentOS' for storage.
+- No list confirms `lzop` on EL 8 and 9, `xorriso` on EL 10, the packages of virtiofsd on EL 8 and 10, and QEMU's path and user on EL. The table
+  has them as they are known of these systems.
+- Debian's packages that libvirt needs have no `virtqemud`: a modular libvirt was not tried.
+- SELinux: [its lines](../how-to/apparmor.md#selinux), untried.
+"""  # noqa: E501
+
+
 PAGES = {
     "reference/errors.md": errors,
+    "reference/platforms.md": platforms,
     "reference/faults.md": fault_table.page,
     "reference/attributes.md": attributes,
     "how-to/configure-oned.md": configure,

@@ -23,6 +23,7 @@ COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 REMOTES, SCRIPTS = "/var/lib/one/remotes", "/var/tmp/one"
 Finding = Dict[str, str]
 STORE_DIR = f"{DATASTORES}/{STORE}"
+MEND = "as root there: apt-get install"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -128,6 +129,38 @@ def no_binding(node: Node) -> ContextManager[None]:
     """Python has none of Debian's packages, and so not libvirt's binding."""
     packages = "/usr/lib/python3/dist-packages"
     return commands(node, f"mkdir -p /tmp/none; mount --bind /tmp/none {packages}", f"umount {packages}")
+
+
+AS_EL_8 = """#!/bin/sh
+# As /usr/bin/python3 of EL 8: it says 3.6, and reads nothing that 3.6 cannot read.
+exec /tmp/el8/true-python3 -I -c '
+import ast, sys
+sys.version_info, text = (3, 6, 8, "final", 0), sys.stdin.read()
+ast.parse(text, feature_version=(3, 6))
+exec(compile(text, "-", "exec"))
+' "$3"
+"""
+EL_8 = 'ID="almalinux"\nID_LIKE="rhel centos fedora"\nVERSION_ID="8.10"\n'
+
+
+@contextmanager
+def old_python(node: Node) -> Iterator[None]:
+    """Let a host be one of EL 8: what os-release says, and a python3 that is older than ours."""
+    node.path("/tmp/el8").mkdir()
+    # The place of python3 is a link: what is mounted there lies on what the link leads to.
+    node.run(["cp", "/usr/bin/python3", "/tmp/el8/true-python3"], user="root")
+    node.path("/tmp/el8/os-release").write_text(EL_8)
+    node.path("/tmp/el8/python3").write_text(AS_EL_8)
+    node.path("/tmp/el8/python3").chmod(0o755)
+    places = {"os-release": "/etc/os-release", "python3": "/usr/bin/python3"}
+    for name, place in places.items():
+        node.run(["mount", "--bind", f"/tmp/el8/{name}", place], user="root")
+    try:
+        yield
+    finally:
+        for place in places.values():
+            node.run(["umount", place], user="root")
+        node.run(["rm", "-r", "/tmp/el8"], user="root")
 
 
 @contextmanager
@@ -509,7 +542,7 @@ def test_installer_looks_at_hosts_first(cloud: Cloud) -> None:
     try:
         with no_program(h2, "qemu-img"):
             code, said = install("h1,h2")
-        assert code == 1 and said == "install.sh: h2: qemu-img missing\n"
+        assert code == 1 and said == f"install.sh: h2: qemu-img missing; {MEND} qemu-utils\n"
         with dead(h2):
             code, said = install("h1,h2")
         assert code == 1 and said.startswith("install.sh: h2: an answer") and said.count("\n") == 1
@@ -519,7 +552,10 @@ def test_installer_looks_at_hosts_first(cloud: Cloud) -> None:
         assert code == 0 and "warning: h2: without lzop" in said and "replace" in said
         with no_binding(h2):
             code, said = install("h1,h2")
-        assert code == 0 and "warning: h2: without python3-libvirt some things do not work" in said
+        assert (
+            code == 0
+            and f"h2: without python3-libvirt some things do not work; {MEND} python3-libvirt\n" in said
+        )
     finally:
         front_end.path(f"{REMOTES}/tm/semishared/gone").unlink(missing_ok=True)
 
@@ -574,3 +610,16 @@ def test_no_oned(cloud: Cloud) -> None:
         and "one.datastorepool.info" in finding["what"]
         and "start opennebula" in finding["mend"]
     )
+
+
+@pytest.mark.fault(70, "doctor names a host's Python if it is too old for ours, and what mends it there")
+def test_host_of_el_8_is_told_what_el_8_has(cloud: Cloud) -> None:
+    with old_python(H2(cloud)):
+        code, answer = doctor(cloud)
+        (found,) = [one for one in answer["findings"] if one["machine"] == "h2" and "python" in one["what"]]
+    assert code == 2 and found == {
+        "severity": "broken",
+        "machine": "h2",
+        "what": "python3 is 3.6.8",
+        "mend": "as root on h2: dnf install python39; alternatives --set python3 /usr/bin/python3.9",
+    }

@@ -36,7 +36,8 @@ def said(
     """Return what is found of a host that answers with this."""
     answer = SOUND._replace(roots={"/srv/shares": root}, **more)
     return [
-        (item.severity, item.what) for item in of_hosts([made(fs)], {host: answer}, {host: libvirt or {}})
+        (item.severity, item.what)
+        for item in of_hosts([made(fs)], {host: answer}, {host: {"libvirt": libvirt or {}}})
     ]
 
 

@@ -403,8 +403,10 @@ def pool_findings(cloud: plan.Cloud, config: Config) -> list[plan.Finding]:
 
 def share_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_end: str) -> list[plan.Finding]:
     """Return what is wrong with shares, where a datastore has any."""
-    stores = filter(template.is_shares, cloud.datastores)
+    stores, said = filter(template.is_shares, cloud.datastores), _said(answers)
     made = [one for store in stores for one in _made_shares(store, cloud, config, front_end)]
+    sudo = {machine: answer["programs"].get("sudo") or "" for machine, answer in said.items()}
+    made = [one._replace(sudo=sudo.get(one.machine, "")) for one in made]
     roots = tuple(sorted({one.tree.root for one in made if one.tree.marker and one.by_hosts}))
     if not roots:
         return of_roots(made, front_end)
@@ -414,8 +416,7 @@ def share_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_en
 
     # A host that does not answer is a finding of others.
     seen = on.Survey().ask([host for host in cloud.hosts if not host.is_offline], "doctor", config, one)
-    libvirts = {machine: answer.get("libvirt", {}) for machine, answer in _said(answers).items()}
-    return [*of_roots(made, front_end), *of_hosts(made, seen, libvirts)]
+    return [*of_roots(made, front_end), *of_hosts(made, seen, said)]
 
 
 def _made_shares(store: Datastore, cloud: plan.Cloud, config: Config, front_end: str) -> list[Made]:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Mapping, Sequence
 
 from ..errors import FalseAnswer, HostUnreachable, SemisharedError, ToolMissing, ToolTimeout
-from ..model import shapes
+from ..model import platforms, shapes
 from ..named import NamedTuple
 from ..tools.run import stream
 from ..tools.this_machine import is_here
@@ -21,6 +21,7 @@ from . import preflight
 
 IMPORTS = {
     b"from ..tools.key import compared\n": "key.py",
+    b"from ..tools.os_release import release\n": "os_release.py",
     b"from ..tools.signatures import STAGED, boot, sign\n": "signatures.py",
 }
 SILENT_S = 45
@@ -29,14 +30,41 @@ LONGEST = 4 << 20
 """Bytes of an answer, with a login shell's output before it."""
 
 
+FLOOR = (3, 9)
+"""The oldest Python that runs ours."""
+OLD = """
+import json, pwd, sys
+answer = {"programs": {}, "lacks": {"needed": [], "wanted": []}, "python": list(sys.version_info[:3])}
+user = [row.pw_name for row in pwd.getpwall() if row.pw_uid == os.geteuid()] or [str(os.geteuid())]
+answer.update(os=release(), user=user[0], boot="", up_s=0.0, ceph={})
+print(json.dumps(answer))
+"""
+"""What a machine says whose Python is older: no more than that, and which machine it is."""
+
+
 def program() -> bytes:
-    """Return preflight.py with its imported modules inlined: one program, which needs nothing of ours."""
+    """Return one program that needs nothing of ours: preflight.py, and less for a Python that is too old."""
+    old = _of_file("tools/os_release.py") + OLD.encode()
+    texts = ascii(_inlined().decode()), ascii(old.decode())
+    # As texts: a Python that is too old does not even read the whole of preflight.py.
+    run = f"exec(compile(NEW if sys.version_info >= {FLOOR} else OLD, '-', 'exec'))"
+    return f"import sys\nNEW, OLD = {texts[0]}, {texts[1]}\n{run}\n".encode()
+
+
+def _of_file(name: str) -> bytes:
+    """Return a module of ours as a part of another one."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    with open(f"{package}/{name}", "rb") as file:
+        return file.read().replace(b"from __future__ import annotations\n", b"")
+
+
+def _inlined() -> bytes:
+    """Return preflight.py with its imported modules inlined."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with open(f"{package}/install/preflight.py", "rb") as file:
         text = file.read()
     for line, name in IMPORTS.items():
-        with open(f"{package}/tools/{name}", "rb") as file:
-            text = text.replace(line, file.read().replace(b"from __future__ import annotations\n", b""))
+        text = text.replace(line, _of_file(f"tools/{name}"))
     return text
 
 
@@ -83,11 +111,14 @@ class Missing(NamedTuple):
     machine: str
     needed: tuple[str, ...]
     wanted: tuple[str, ...]
+    mend: str = ""
+    """What root does there."""
 
     def line(self) -> str:
         """Return it as one line, '' if nothing is missing."""
         parts = [f"{', '.join(self.needed)} missing"] if self.needed else []
         parts += [f"without {', '.join(self.wanted)} some things do not work"] if self.wanted else []
+        parts += [f"as root there: {self.mend}"] if self.mend else []
         return f"{self.machine}: {'; '.join(parts)}" if parts else ""
 
 
@@ -111,5 +142,9 @@ def on_hosts(hosts: Sequence[str], user: Sequence[str] = ()) -> list[Missing]:
 
 def lacking(machine: str, seen: Mapping[str, Any]) -> Missing:
     """Return what an examined machine lacks."""
-    needed = [f"{PYTHON} 3.9 or newer"] if seen["python"] < [3, 9] else []
-    return Missing(machine, (*needed, *seen["lacks"]["needed"]), tuple(seen["lacks"]["wanted"]))
+    lacks, platform = seen["lacks"], seen.get("os", {})
+    if seen["python"] < [3, 9]:
+        return Missing(machine, (f"{PYTHON} 3.9 or newer",), (), platforms.python(platform))
+    programs = [*lacks["needed"], *lacks["wanted"]]
+    mend = platforms.install(platform, programs) if programs else ""
+    return Missing(machine, tuple(lacks["needed"]), tuple(lacks["wanted"]), mend)

@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..tools.key import compared
+from ..tools.os_release import release
 from ..tools.signatures import STAGED, boot, sign
 
 NAME = "semishared"
@@ -46,7 +47,7 @@ WANTS = {
     "host": ("zstd", "lzop", "udp-sender", "udp-receiver"),
 }
 """Programs without which some things do not work."""
-VERSIONS = ("qemu-img", "virsh", "zstd", "lzop", "rsync", "rbd")
+VERSIONS = ("qemu-img", "virsh", "zstd", "lzop", "rsync", "rbd", "sudo")
 """Programs with an option --version; of others only their presence is known."""
 PARTS = (f"lib/{NAME}", f"tm/{NAME}", f"datastore/{NAME}", f"vmm/{NAME}", f"etc/{NAME}.conf")
 
@@ -96,7 +97,7 @@ def examine(question: Question) -> Dict[str, Any]:
     needed, wanted = (lacking(table, question, answers) for table in (NEEDS, WANTS))
     answers["lacks"] = {"needed": needed, "wanted": wanted}
     answers["python"] = list(sys.version_info[:3])
-    answers["user"] = user()
+    answers["user"], answers["os"] = user(), release()
     answers["boot"], answers["up_s"] = boot(), up_s()
     if question.location:
         answers["local"] = limited(lambda: local(question.location))

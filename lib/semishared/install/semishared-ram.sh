@@ -92,7 +92,11 @@ whole_pages() {
         echo "$1"
         return
     fi
-    command -v dmsetup >/dev/null || fail "dmsetup is not installed, without which this kernel's zram is not safe for disks: apt install dmsetup"
+    if ! command -v dmsetup >/dev/null; then
+        mend='apt-get install dmsetup'
+        ! command -v dnf >/dev/null || mend='dnf install device-mapper'
+        fail "dmsetup is not installed, without which this kernel's zram is not safe for disks: $mend"
+    fi
     # Of a stop that was cut off.
     ! dmsetup info $NAME >/dev/null 2>&1 || release /dev/mapper/$NAME
     options='5 allow_discards same_cpu_crypt no_read_workqueue no_write_workqueue sector_size:4096'

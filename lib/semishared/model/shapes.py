@@ -279,6 +279,7 @@ LIBVIRT = {
     "virtiofs": ("flag", None),
     "confines": ["text"],
 }
+OS = {"id": "text", "version": "text", "like": ["text"], "installer": "text", "libvirt": "text"}
 SIGNED = {"place": "text", "machine?": "text", "count?": "number", "seen?": {"*": "number"}}
 
 ANSWER: Any = {
@@ -286,6 +287,7 @@ ANSWER: Any = {
     "lacks": {"needed": ["text"], "wanted": ["text"]},
     "python": ["count"],
     "user": "text",
+    "os?": OS,
     "boot": "text",
     "up_s": "real",
     "tree?": {"version": "text", "parts": {"*": "text"}},

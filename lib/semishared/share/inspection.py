@@ -14,7 +14,7 @@ from ..errors import SemisharedError, ToolMissing
 from ..model.share.share import FIRST_UID, UIDS, Tree
 from ..model.share.steps import PoolOfShares, RootOnHost, SeenRoot, SeenShareHost
 from ..store.dir import marker
-from ..tools import mounts
+from ..tools import mounts, os_release
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
 from . import life, owners
 from .attached import SAFE
@@ -34,7 +34,8 @@ def daemon() -> str:
 
 SUBIDS = ("/etc/subuid", "/etc/subgid")
 NAMESPACES = "/proc/sys/user/max_user_namespaces"
-PROFILE = "/etc/apparmor.d/local/usr.sbin.libvirtd"
+PROFILE = "/etc/apparmor.d/local/usr.sbin.{}"
+"""What an administrator adds to the profile of libvirt's daemon."""
 
 
 def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> SeenRoot:
@@ -64,7 +65,7 @@ def of_host(roots: tuple[str, ...]) -> SeenShareHost:
         {root: unless_it_hangs(partial(_root, root), hangs) for root in roots},
         _daemon(),
         int(_text(NAMESPACES) or 1),
-        _text(PROFILE),
+        _text(PROFILE.format(os_release.daemon() or "libvirtd")),
         [row for path in SUBIDS for row in taken(path, _text(path))],
     )
 

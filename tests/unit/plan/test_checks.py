@@ -251,6 +251,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "root-quotas": (made(lapsed=("why", "how")), made()),
     "root-promised": (made(promised=(2, 1)), made(promised=(1, 2))),
     "root-sudo": (made(lacking=["chown"]), made("cephfs", lacking=["evict"])),
+    "root-sudo-old": (made(sudo="1.9.9"), made(sudo="1.9.10")),
     "root-manager": (made("cephfs", lacking=["evict"]), made(lacking=["chown"])),
     "root-bounds": (WRITES._replace(images=[CLIENT]), WRITES._replace(images=[image()])),
     "share-answers": (root(error="hangs"), root()),

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from semishared.model.platforms import PROGRAMS
 from semishared.opennebula.xml import Datastore, Host, Image, View
 from semishared.plan.care.diagnosis import (
     BROKEN,
@@ -25,7 +26,7 @@ from semishared.plan.care.diagnosis import (
     of_stock_images,
     of_unseen,
 )
-from semishared.plan.care.diagnosis_machines import PACKAGES, Answers, of_machines
+from semishared.plan.care.diagnosis_machines import Answers, of_machines
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 STORE, SYSTEM = "/var/lib/one/datastores/100", "/var/lib/one/datastores/101"
@@ -354,15 +355,16 @@ def test_page_that_mends_it_is_there(said: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "severity"), [("needed", BROKEN), ("wanted", WARNING)])
-@pytest.mark.parametrize("program", PACKAGES)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_program_that_is_lacking(program: str, kind: str, severity: int) -> None:
-    said = answer(lacks={"needed": [], "wanted": [], kind: [program]})
+    """Each platform's own words: test_platforms.py."""
+    said = answer(lacks={"needed": [], "wanted": [], kind: [program]}, os={"id": "debian", "version": "13"})
     assert of_h1(said, SOUND) == [
         Finding(
             severity,
             "h1",
             f"{program} is not installed",
-            f"as root on h1: apt-get install {PACKAGES[program]}",
+            f"as root on h1: apt-get install {PROGRAMS[program]}",
         )
     ]
 

@@ -171,15 +171,16 @@ pool-unsafe: Does memory keep what guests write?
 [answer]  What a machine answers (install/preflight.py), or why it does not.
 answers: Does it answer?
     broken: {it} -> as oneadmin: ssh {machine} true; or onehost offline {machine}
-[machine]  The same of one that answers.
+[python!]  The same of one that answers.
 python: Has it Python 3.9?
-    broken: python3 is {it} -> as root on {machine}: install python3 3.9 or newer
+    broken: python3 is {it} -> as root on {machine}: {python}
+[machine]  The same of one that can answer all.
 needed: Has it the programs that are needed?
-    broken: {program} is not installed -> as root on {machine}: apt-get install {package}
+    broken: {program} is not installed -> as root on {machine}: {install}
 wanted: Has it those that some features want?
-    warning: {program} is not installed -> as root on {machine}: apt-get install {package}
+    warning: {program} is not installed -> as root on {machine}: {install}
 qemu: Has its QEMU extended_l2?
-    broken: QEMU {it} is older than 5.2: no extended_l2 -> as root on {machine}: update qemu
+    broken: QEMU {it} is older than 5.2: no extended_l2 -> as root on {machine}: {update}
 user: Does ssh enter as the user of the front-end?
     warning: ssh enters as {user}, not as {own}
     -> as {own} on {front_end}: mend User for {machine} in ~/.ssh/config
@@ -192,7 +193,7 @@ synced: Is it the same?
     broken: not synced: {it} is not the front-end's -> as oneadmin: onehost sync --force
 [libvirt!]  What libvirt says there.
 libvirt: Does it answer?
-    broken: libvirt does not answer: {it} -> as root on {machine}: systemctl restart libvirtd
+    broken: libvirt does not answer: {it} -> as root on {machine}: systemctl restart {daemon}
 [libvirt-set-up]  The same of one that answers, and the keys of datastores on Ceph.
 libvirt-old: Is it one that guests were tried under?
     broken: libvirt {it} is older than 7.0 -> as root on {machine}: update libvirt
@@ -285,6 +286,9 @@ root-promised: Is there room for all shares?
     -> give it more room; docs/how-to/shares.md, Set it up
 root-sudo: Does sudo permit what a root needs?
     broken: {name}: sudo does not permit: {it} -> docs/how-to/shares.md, its lines for sudoers
+root-sudo-old: Does its sudo understand these lines?
+    broken: {name}: sudo {it} knows no regular expressions in sudoers, which 1.9.10 has
+    -> have shares made by a machine with a newer one: BRIDGE_LIST (docs/reference/platforms.md)
 root-manager: Does Ceph's manager permit it?
     broken: {name}: Ceph's manager does not let client.{user} ask for: {it}
     -> docs/how-to/shares.md, A guest that is a client itself
@@ -311,7 +315,7 @@ share-chown: May root of guests chown?
 [share-host]  A host that may have shares, and its libvirt.
 virtiofsd: Is there a virtiofsd?
     broken: shares: there is no virtiofsd
-    -> as root on {machine}: apt-get install qemu-system-common (Debian 12), or virtiofsd
+    -> as root on {machine}: {install}
 namespaces: May guests' users be kept in user namespaces?
     broken: shares: the kernel allows no user namespaces, which guests' users are kept in
     -> as root on {machine}: sysctl user.max_user_namespaces=15000; and in /etc/sysctl.d
@@ -324,7 +328,7 @@ qemu-virtiofs: Has QEMU virtiofs?
     -> as root on {machine}: update qemu and libvirt
 wrapper: May libvirt start our virtiofsd?
     broken: shares: AppArmor does not let libvirt start {wrapper}
-    -> docs/how-to/shares.md, the line for /etc/apparmor.d/local/usr.sbin.libvirtd
+    -> docs/how-to/shares.md, the line for /etc/apparmor.d/local/usr.sbin.{daemon}
 """
 """`[facts]`, with `!` if the first row that finds something ends the section; then rows `name: question`,
 `severity: message -> what mends it`.

@@ -10,6 +10,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from ... import NAME as DRIVER
 from ...errors import SemisharedError
+from ...model import platforms
 from ...model.attributes import BASES_FLOOR, BASES_LIMIT, STORE
 from ...model.store import template
 from ...named import NamedTuple
@@ -26,25 +27,6 @@ QEMU_FLOOR = (5, 2)
 """extended_l2 of qcow2 (docs/explanation/overlay-options.md)."""
 LIBVIRT_FLOOR = (7, 0)
 """The oldest that a guest of ours has run under: Debian 11's."""
-PACKAGES = {
-    "qemu-img": "qemu-utils",
-    "virsh": "libvirt-clients",
-    "setpriv": "util-linux",
-    "tar": "tar",
-    "rsync": "rsync",
-    "zstd": "zstd",
-    "lzop": "lzop",
-    "udp-sender": "udpcast",
-    "udp-receiver": "udpcast",
-    "ssh": "openssh-client",
-    "curl": "curl",
-    "genisoimage|mkisofs|xorriso": "genisoimage",
-    "python3-rbd": "python3-rados python3-rbd",
-    "python3-libvirt": "python3-libvirt",
-}
-"""Program -> Debian's package."""
-
-
 Answers = Mapping[str, "dict[str, Any] | str"]
 """Machine -> its answer, or why there is none."""
 
@@ -56,6 +38,11 @@ class Machine(NamedTuple):
     own: Mapping[str, Any] = {}
     secrets: Sequence[str] = ()
     """UUIDs of the Ceph secrets that libvirt must have."""
+
+    @property
+    def platform(self) -> Mapping[str, Any]:
+        """What it says it is: a guide to remedies, and to nothing else."""
+        return platform_of(self.answer)
 
 
 class Store(NamedTuple):
@@ -87,13 +74,31 @@ def version(text: str) -> tuple[int, ...]:
 
 def _lacking(kind: str) -> Judge:
     return lambda it: [
-        {"program": name, "package": PACKAGES.get(name, "...")} for name in it.answer["lacks"][kind]
+        {"program": name, "install": platforms.install(it.platform, [name])}
+        for name in it.answer["lacks"][kind]
     ]
 
 
-def _old_qemu(it: Machine) -> str:
+def platform_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a machine's answer says of its platform, {} if nothing."""
+    found: Mapping[str, Any] = answer.get("os", {})
+    return found
+
+
+def _old_python(it: Machine) -> object:
+    there = it.answer["python"]
+    return there < [3, 9] and {"it": ".".join(map(str, there)), "python": platforms.python(it.platform)}
+
+
+def _old_qemu(it: Machine) -> object:
     qemu = it.answer["programs"].get("qemu-img")
-    return str(qemu) if qemu and version(qemu) < QEMU_FLOOR else ""
+    is_old = bool(qemu) and version(qemu) < QEMU_FLOOR
+    return is_old and {"it": qemu, "update": platforms.update(it.platform)}
+
+
+def _silent(it: Machine) -> list[dict[str, str]]:
+    daemon = platforms.daemon(it.platform)
+    return [{"it": error, "daemon": daemon} for error in _error(it.answer["libvirt"])]
 
 
 def _old_libvirt(it: Machine) -> str:
@@ -123,7 +128,7 @@ def _differing(it: Machine) -> str:
 
 MACHINE: dict[str, Judge] = {
     "answers": lambda answer: [answer] if isinstance(answer, str) else [],
-    "python": lambda it: it.answer["python"] < [3, 9] and ".".join(map(str, it.answer["python"])),
+    "python": _old_python,
     "needed": _lacking("needed"),
     "wanted": _lacking("wanted"),
     "qemu": _old_qemu,
@@ -131,7 +136,7 @@ MACHINE: dict[str, Judge] = {
     "package": lambda it: not it.answer["tree"]["parts"].get(f"lib/{DRIVER}"),
     "version": _version,
     "synced": _differing,
-    "libvirt": lambda it: _error(it.answer["libvirt"]),
+    "libvirt": _silent,
     "libvirt-old": _old_libvirt,
     "emulator-old": _old_emulator,
     "secrets": lambda it: [one for one in it.secrets if one not in it.answer["libvirt"]["secrets"]],
@@ -206,6 +211,10 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
         if isinstance(answer, str):
             continue
         facts = Machine(answer, own, _secrets(cloud))
+        old = judged("python!", MACHINE, facts, machine)
+        found += old
+        if old:
+            continue  # it has said nothing else (install/examine.py)
         found += judged("machine", MACHINE, facts, machine, front_end=site.front_end)
         if machine != site.front_end:
             found += judged("synced!", MACHINE, facts, machine)

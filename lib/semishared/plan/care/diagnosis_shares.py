@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Iterator, Mapping, Optional, Sequence
 
 from ...errors import BadAttribute
+from ...model import platforms
 from ...model.share import share
 from ...model.share.share import FIRST_UID, UIDS, Tree
 from ...model.share.steps import PoolOfShares, RootOnHost, SeenShareHost
@@ -14,6 +15,7 @@ from ...opennebula.xml import Datastore, Image
 from ...units import human
 from ..image import placement
 from .checks import Finding, Judge, judged
+from .diagnosis_machines import platform_of, version
 
 WRAPPER = "vmm/semishared/virtiofsd"
 
@@ -39,6 +41,8 @@ class Made(NamedTuple):
     front_end: str = ""
     others: Sequence[Any] = ()
     """The same of the other datastores of shares."""
+    sudo: str = ""
+    """Version of sudo there, '' if that is not known."""
     pools: Mapping[str, PoolOfShares] = {}
     """Data pools of their shares, if guests are clients themselves (Clients.pools)."""
 
@@ -65,6 +69,12 @@ def _promised(it: Made) -> object:
     return promised > total and {"promised": human(promised), "total": human(total)}
 
 
+def _old_sudo(it: Made) -> str:
+    # What Ceph's manager does needs no sudo.
+    is_old = bool(it.sudo) and version(it.sudo) < platforms.SUDO_FLOOR
+    return it.sudo if is_old and not it.tree.backend.has_manager else ""
+
+
 def _bounds(it: Made) -> list[dict[str, str]]:
     return [{"pool": pool, "it": what} for pool, what in _pools(it)]
 
@@ -76,6 +86,7 @@ ROOT: dict[str, Judge] = {
     "root-quotas": lambda it: it.lapsed[0] and {"it": it.lapsed[0], "mend": it.lapsed[1]},
     "root-promised": _promised,
     "root-sudo": lambda it: [] if it.tree.backend.has_manager else list(it.lacking),
+    "root-sudo-old": _old_sudo,
     "root-manager": lambda it: list(it.lacking) if it.tree.backend.has_manager else [],
     "root-bounds": _bounds,
 }
@@ -131,6 +142,7 @@ class ShareHost(NamedTuple):
 
     answer: SeenShareHost
     libvirt: Mapping[str, Any] = {}
+    platform: Mapping[str, Any] = {}
 
 
 def _not_mounted(it: Seen) -> bool:
@@ -158,7 +170,12 @@ def _taken(it: ShareHost) -> list[dict[str, object]]:
 
 def _confined(it: ShareHost) -> object:
     confines = "apparmor" in it.libvirt.get("confines", ())
-    return confines and WRAPPER not in it.answer.profile and {"wrapper": WRAPPER}
+    is_barred = confines and WRAPPER not in it.answer.profile
+    return is_barred and {"wrapper": WRAPPER, "daemon": platforms.daemon(it.platform)}
+
+
+def _no_daemon(it: ShareHost) -> object:
+    return not it.answer.daemon and {"install": platforms.install(it.platform, ["virtiofsd"])}
 
 
 HOST: dict[str, Judge] = {
@@ -167,7 +184,7 @@ HOST: dict[str, Judge] = {
     "share-own": lambda it: _is_there(it) and it.seen.marker != it.made.tree.marker,
     "share-options": lambda it: _is_there(it) and " and ".join(it.seen.lacks),
     "share-chown": lambda it: _is_there(it) and it.seen.judged_by_user,
-    "virtiofsd": lambda it: not it.answer.daemon,
+    "virtiofsd": _no_daemon,
     "namespaces": lambda it: not it.answer.namespaces,
     "ids-free": _taken,
     "qemu-virtiofs": lambda it: it.libvirt.get("virtiofs") is False,
@@ -176,9 +193,9 @@ HOST: dict[str, Judge] = {
 
 
 def of_hosts(
-    made: Sequence[Made], answers: Mapping[str, SeenShareHost], libvirts: Mapping[str, Mapping[str, Any]]
+    made: Sequence[Made], answers: Mapping[str, SeenShareHost], machines: Mapping[str, Mapping[str, Any]]
 ) -> list[Finding]:
-    """Judge hosts by their `answers` to LookAtShareHost, and their libvirts'."""
+    """Judge hosts by their `answers` to LookAtShareHost, and what the `machines` say of themselves."""
     found = []
     for host, answer in answers.items():
         has_some = False
@@ -192,5 +209,7 @@ def of_hosts(
             has_some = True
             found += judged("root-seen!", HOST, Seen(seen, one, host), host, root=root, store=one.store.id)
         if has_some:
-            found += judged("share-host", HOST, ShareHost(answer, libvirts.get(host, {})), host)
+            said = machines.get(host, {})
+            facts = ShareHost(answer, said.get("libvirt", {}), platform_of(said))
+            found += judged("share-host", HOST, facts, host)
     return found
