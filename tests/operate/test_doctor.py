@@ -136,7 +136,9 @@ AS_EL_8 = """#!/bin/sh
 exec /tmp/el8/true-python3 -I -c '
 import ast, sys
 sys.version_info, text = (3, 6, 8, "final", 0), sys.stdin.read()
-ast.parse(text, feature_version=(3, 6))
+tree = ast.parse(text, feature_version=(3, 6))
+if any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body):
+    raise SyntaxError("future feature annotations is not defined")
 exec(compile(text, "-", "exec"))
 ' "$3"
 """
