@@ -80,6 +80,8 @@ TITLES = {
     65: "What is to be clicked has the names that Sunstone has",
     66: "Doctor notices that nothing publishes",
     68: "Hosts too old for guests are known before a guest is started there",
+    70: "A machine whose Python is too old can say so",
+    71: "What mends a machine is in the words of its own platform",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

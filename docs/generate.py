@@ -185,7 +185,7 @@ NOTES = """
 
 - OpenNebula's packages for hosts let libvirt run QEMU as oneadmin, and exempt `/var/tmp/one` from what cleans temporary files.
 - Where sudo is older than 1.9.10, another machine makes shares (BRIDGE_LIST), or the front-end; `doctor` says so. Late releases of EL 9 bring a
-  newer sudo: `doctor` asks the machine.
+  newer sudo: `doctor` asks the machine. Tried by hand: sudo of Debian 11 calls such a line a syntax error, sudo of Debian 13 goes by it.
 - `udp-sender` and `udp-receiver` (udpcast), by which one session serves many hosts, have no package on EL. Without them, bases go from host to
   host by TCP.
 - `rbd` and its bindings have packages in Ceph's own repository for EL, or in CentOS' for storage.
