@@ -67,7 +67,7 @@ class Platform(NamedTuple):
     daemon: str
     """What answers virsh by default: libvirtd, or virtqemud where libvirt is modular."""
     user: str
-    """As whom libvirt runs QEMU if qemu.conf says nothing. OpenNebula's packages for hosts say oneadmin."""
+    """User and group of QEMU if qemu.conf says nothing. OpenNebula's packages for hosts say oneadmin."""
     python: str
     """What /usr/bin/python3 is."""
     newer_python: str
