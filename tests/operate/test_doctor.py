@@ -614,7 +614,7 @@ def test_no_oned(cloud: Cloud) -> None:
     )
 
 
-@pytest.mark.fault(70, "doctor names a host's Python if it is too old for ours, and what mends it there")
+@pytest.mark.fault(68, "doctor names a host's Python if it is too old for ours, and what mends it there")
 def test_host_of_el_8_is_told_what_el_8_has(cloud: Cloud) -> None:
     with old_python(H2(cloud)):
         code, answer = doctor(cloud)

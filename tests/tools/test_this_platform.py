@@ -36,7 +36,7 @@ def test_answer_names_its_platform_and_one_that_is_no_platform_is_refused() -> N
         assert shapes.wrong({**sound, "os": wrong}, shapes.ANSWER) is not None
 
 
-@pytest.mark.fault(70, "doctor names a host's Python if it is too old for ours, and what mends it there")
+@pytest.mark.fault(68, "doctor names a host's Python if it is too old for ours, and what mends it there")
 def test_python_that_is_too_old_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "FLOOR", (99, 0))
     said = said_by(examine.program())

@@ -150,7 +150,7 @@ OLD_STORE = Cloud([store(), system()], hosts=[host()])
 """One whose store is not."""
 
 
-@pytest.mark.fault(68, "doctor names a libvirt and a QEMU that are older than any in which a guest was tried")
+@pytest.mark.fault(67, "doctor names a libvirt and a QEMU that are older than any in which a guest was tried")
 def test_hosts_below_the_floor_are_named() -> None:
     old = answer(libvirt={"secrets": [], "libvirt": "6.9.0", "qemu": "5.1.0"}, local=local())
     assert [(found.severity, found.machine, found.what) for found in of_h1(old, SOUND)] == [

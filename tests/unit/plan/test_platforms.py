@@ -83,7 +83,7 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.fault(71, "a remedy names the packages and the daemon of the machine that needs it")
+@pytest.mark.fault(69, "a remedy names the packages and the daemon of the machine that needs it")
 def test_every_remedy_of_every_platform() -> None:
     if os.environ.get("REGENERATE"):
         GOLDEN.write_text(page(), encoding="utf-8")
