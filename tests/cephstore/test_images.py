@@ -488,6 +488,21 @@ def test_running_image_is_copied_as_of_one_moment(site: Site) -> None:
     assert site.names() == ["one-60", "one-61", "one-7"]
 
 
+def test_moment_of_a_clone_has_what_is_in_its_parent_alone(site: Site) -> None:
+    """librbd's copy of a clone's snapshot has zeros for objects that the clone has not."""
+    clone = site.ref()._replace(source="one/one-7-23-1")
+    site.on(i.CloneStored(site.make(), clone.source, 0), i.KeepSnapshot(clone, 0))
+    site.on(i.HoldMoment(clone))
+    site.write("one-7-23-1", 16 * MiB, b"\x79" * 4096)
+    site.on(i.CopyHeld(site.ref(60), clone.source), i.CopyStored(site.ref(61), clone.source, 0))
+    site.on(i.CopyStored(site.ref(62), clone.source, -1))
+    for number in (60, 61, 62):
+        assert site.read(f"one-{number}", MiB, 65536) == b"\xa1" * 65536
+        assert site.read(f"one-{number}", 64 * MiB - 65536, 65536) == b"\xa1" * 65536
+        assert site.read(f"one-{number}", 16 * MiB, 4096) == (b"\x79" if number == 62 else b"\0") * 4096
+    assert site.snapshots("one-7-23-1") == ["0"]
+
+
 def test_image_that_is_open_is_neither_reverted_nor_removed_until_it_is_closed(site: Site) -> None:
     import threading
 

@@ -365,10 +365,7 @@ def test_bridge_that_is_off_is_passed_over(cloud: Cloud, os_image: int) -> None:
             cloud.oned.disk_snapshot_create(vm, disk, f"of-{disk}")
         saved = [cloud.oned.disk_saveas(vm, disk, f"saved-{disk}") for disk in (1, 2, 3, 4)]
         for image in saved:
-            found = stored(cloud, cloud.source(image), 0, KIB << 10)
-            assert found == DATA, (image, len(found), found.count(0), found[:64], DATA[:64], [
-                (c.action, c.stdout[:200], c.stderr[:300]) for c in cloud.oned.calls[-12:]
-            ])
+            assert stored(cloud, cloud.source(image), 0, KIB << 10) == DATA
         cloud.terminate(vm)
         for image in (*made, *saved):
             cloud.oned.image_delete(image)
