@@ -348,6 +348,15 @@ class ConfigurationConflict(SemisharedError):
     )
 
 
+class MissingVm(SemisharedError):
+    """A VM whose directory is not where OpenNebula has it: it was lost, or a move that was done was called
+    failed.
+    """
+
+    id = "SS090"
+    remedy = "docs/how-to/failed-moves.md says how it is brought back from where it is; nothing was changed"
+
+
 class WholeDirectoryThere(SemisharedError):
     """A move of a VM directory that has less than the one in its place at the target: what is left of one,
     perhaps.

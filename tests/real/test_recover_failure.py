@@ -189,10 +189,10 @@ def test_a_move_that_moved_nothing_goes_back(cloud: RealCloud, os_image: int, wh
 
 
 @pytest.mark.parametrize("what", ["off", "suspended"])
-def test_a_move_that_was_done_and_is_called_failed_loses_nothing(
+def test_a_move_that_was_done_and_is_called_failed_is_brought_back(
     cloud: RealCloud, os_image: int, what: str
 ) -> None:
-    """oned has it on h1, and all of it is on h2: it does not start, and no move loses it."""
+    """oned has it on h1, and all of it is on h2: it does not start, no move loses it, and the page helps."""
     disks, (before, lcm, state) = Disks(cloud, os_image, f"done-{what}").started(), BACK[what]
     before(disks)
     # Its directory goes last.
@@ -209,8 +209,20 @@ def test_a_move_that_was_done_and_is_called_failed_loses_nothing(
     assert (disks.at[0], disks.host) == (state, "h1")
     with pytest.raises(ActionFailed, match="SS063 VM .* on h2 has what did not arrive"):
         move(disks)
+    recover_failure(cloud, disks.vm)
     assert cloud.files(h2, where) == there
-    cloud.oned.vm_recover(disks.vm, "delete")
+    # As docs/how-to/failed-moves.md says.
+    h1 = cloud.lab.node("h1")
+    h1.run(["mv", where, f"{where}.aside"])
+    with pytest.raises(ActionFailed, match=f"SS090 VM {disks.vm}.* not on h1"):
+        move(disks)
+    recover_failure(cloud, disks.vm)
+    words = ["/var/lib/one/remotes/tm/semishared/mv", f"h2:{where}", f"h1:{where}", str(disks.vm), "101"]
+    cloud.lab.node("fe").run(words)
+    assert not cloud.files(h2, where)
+    cloud.oned.vm_resume(disks.vm)
+    disks.check()
+    h1.run(["rm", "-r", f"{where}.aside"])
     disks.gone()
     nothing_to_remove(cloud)
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from ...errors import BadArguments, BadRecord, MissingImage, NotSupported, SemisharedError
+from ...errors import BadArguments, BadRecord, MissingImage, MissingVm, NotSupported
 from ...model import steps as s
 from ...model.disk.place import PLACES, Place
 from ...model.exchange import On, Part, Plan, Say, ask
@@ -282,4 +282,4 @@ def _machine_of(place: DiskPlace) -> Part[str]:
         found = yield from ask(host, s.DescribeVm(vm.vm, vm.path))
         if found.present:
             return host
-    raise SemisharedError(f"VM {vm.vm} is neither on the front-end nor on {place.host}")
+    raise MissingVm(f"VM {vm.vm} is neither on the front-end nor on {place.host}")

@@ -26,6 +26,8 @@ MAKE = ("cp", "mkfs", "clone")
 """Actions that make an image as attributes say: what cannot work is refused here, not when the image goes."""
 CHANGES = (*MAKE, "rm")
 """Actions that could make an image below a mount point, or take an image there for removed."""
+UNSAID = ("", "-")
+"""SOURCE of an image that was not made, or whose maker's answer one_datastore did not read in time."""
 
 
 class Asked(NamedTuple):
@@ -202,7 +204,7 @@ def _copied_across(asked: Asked, new: ImageRef, original: Image) -> Part[None]:
 
 def rm(asked: Asked) -> Part[str]:
     """Plan rm: remove the image SOURCE, if it is there."""
-    if asked.image.source:
+    if asked.image.source not in UNSAID:
         yield from asked.done(d.RemoveImage(asked.stored, template.is_trashed(asked.datastore)))
     return ""
 

@@ -13,7 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Tuple
 
-from ...errors import MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
+from ...errors import (
+    MigrationRefused,
+    MissingVm,
+    OnedUnavailable,
+    Overtaken,
+    SameDirectory,
+    SemisharedError,
+)
 from ...model import steps as s
 from ...model.exchange import AskOned, End, On, Part, Plan, Relay, Say, agree, ask, warn
 from ...named import NamedTuple
@@ -156,7 +163,9 @@ def _carried(
     if s.has_arrived(found, looked, vm.seq):
         yield unmark
     elif not found.present:
-        raise SemisharedError(f"VM {place.vm} is neither on {place.host} nor, as it is now, on {there.host}")
+        older = f"; {there.host} has what it was at SEQ {looked.seq}"
+        older = older if looked.whole else f", nor on {there.host}"
+        raise MissingVm(f"VM {place.vm} is not on {place.host}, where it is to be moved from{older}")
     elif not found.whole and any(disk.driver in ("", DRIVER) and not disk.is_directory for disk in vm.disks):
         raise MigrationRefused(s.no_records(place.path, place.host))
     else:
