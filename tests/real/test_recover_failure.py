@@ -17,7 +17,7 @@ import pytest
 from lab.guest import content
 from lab.oned import ActionFailed, Lcm
 from lab.oned.states import Img
-from real.conftest import RealCloud, wait_until
+from real.conftest import SEMISHARED, RealCloud, wait_until
 from real.injected import (
     ALL_THE_SAME,
     KIB,
@@ -218,11 +218,13 @@ def test_a_move_that_was_done_and_is_called_failed_is_brought_back(
         move(disks)
     recover_failure(cloud, disks.vm)
     words = ["/var/lib/one/remotes/tm/semishared/mv", f"h2:{where}", f"h1:{where}", str(disks.vm), "101"]
-    cloud.lab.node("fe").run(words)
-    assert not cloud.files(h2, where)
+    assert b"is kept" in cloud.lab.fe.run(words).stderr
     cloud.oned.vm_resume(disks.vm)
     disks.check()
     h1.run(["rm", "-r", f"{where}.aside"])
+    cloud.lab.fe.run([SEMISHARED, "gc", "--now", "--yes"], timeout=300)
+    assert not cloud.files(h2, where)
+    disks.check()
     disks.gone()
     nothing_to_remove(cloud)
 
