@@ -444,6 +444,7 @@ def test_words_of_virsh_migrate_in_libvirts_terms() -> None:
     assert parsed([*words, "--timeout-postcopy"]) == MigrateOptions(
         ("LIVE", "COMPRESSED"), values, 60, "postcopy"
     )
+    assert parsed(["--postcopy-after-precopy"]).after_precopy and not parsed(["--live"]).after_precopy
     ours = options([], "20,10", "", True, True)
     assert parsed(["--live", *ours]) == MigrateOptions(
         ("LIVE", "AUTO_CONVERGE", "PERSIST_DEST", "UNDEFINE_SOURCE", "UNSAFE"),

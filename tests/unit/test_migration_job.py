@@ -62,6 +62,7 @@ def test_the_limit_is_kept_by_a_busy_libvirtd_too(busy: Busy, at_limit: str, ver
     assert [line for line in said if "not there after" in line] == [
         f"not there after 6 s: {at_limit} ({job.how_far()})"
     ]
+    assert "(50 % there)" in job.how_far()
     assert job.given_up == (at_limit == "abort") and not job.is_due
 
 
