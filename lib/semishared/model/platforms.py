@@ -278,7 +278,8 @@ def install(said: Said, names: Sequence[str]) -> str:
     none = [name for name, package in packages.items() if not package]
     commands = [f"{platform.installer} install {' '.join(words)}"] if words else []
     if none:
-        commands.append(f"no package of {platform.name} is known with {', '.join(none)}: build it from its source")
+        lacking = ", ".join(none)
+        commands.append(f"no package of {platform.name} is known with {lacking}: build it from its source")
     return "; ".join(commands)
 
 
