@@ -236,6 +236,19 @@ def moved(world: World, vm: int, want: dict[str, object]) -> s.DiskRef:
     return target
 
 
+def test_a_vm_whose_records_are_damaged_hides_no_other_from_who_looks_after_memory(
+    world: World, pool: Pool
+) -> None:
+    """Whatever the order in which the file system lists them."""
+    clone(world, world.disk())
+    there = Path(world.disk().vm_dir)
+    for number in (1, 2, 3, 4, 6, 7, 8, 9):
+        record = there.parent / str(number) / ".semishared/disk.0.json"
+        record.parent.mkdir(parents=True)
+        record.write_text("{")
+    assert watch.Round(str(world.root), 0)._in_memory() == [(5, str(there))]
+
+
 def test_a_disk_in_memory_is_in_memory_where_it_goes_or_stays(world: World, pool: Pool) -> None:
     clone(world, world.disk())
     there = moved(world, 5, {"classes": ["ram"], "size": SIZE, "layers": 1})
