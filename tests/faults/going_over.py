@@ -162,7 +162,7 @@ class Caller:
     def followed(self, live: Live, number: int, then: str) -> Tuple[bool, Optional[bool]]:
         """Do what is to follow on one that was killed."""
         if then == WITHOUT:
-            live.end_domain()
+            live.end_domain(at_work=True)
         said = self.has_gone_over(live)
         self.between(live, number)
         domain = "" if then == WITHOUT else self.domain

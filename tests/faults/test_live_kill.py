@@ -241,7 +241,7 @@ class Proof:
     def power_cut(self) -> None:
         """See what the next start opens when QEMU is gone as well; then issue the action again."""
         live, case = self.live, self.case
-        live.end_domain()
+        live.end_domain(at_work=True)
         live.put_right()
         live.check(case.disk, case.now, case.kept)
         self.row["reruns"] += 1

@@ -198,7 +198,7 @@ libvirt: Does it answer?
 libvirt-old: Is it one that guests were tried under?
     broken: libvirt {it} is older than 7.0 -> as root on {machine}: update libvirt
 emulator-old: Is its QEMU one that guests were tried under?
-    broken: guests run in QEMU {it}, which is older than 5.2 -> as root on {machine}: update qemu
+    broken: guests run in QEMU {it}, which is older than 5.2 -> as root on {machine}: {update}
 secrets: Does it know the keys of Ceph?
     broken: libvirt does not know the secret {it} -> docs/how-to/ceph.md, 4. libvirt
 selinux: Is QEMU confined as it was tried?

@@ -86,13 +86,13 @@ def platform_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _old_python(it: Machine) -> object:
-    there = it.answer["python"]
-    return there < [3, 9] and {"it": ".".join(map(str, there)), "python": platforms.python(it.platform)}
+    there = tuple(it.answer["python"])
+    is_old = there < platforms.PYTHON_FLOOR
+    return is_old and {"it": ".".join(map(str, there)), "python": platforms.python(it.platform)}
 
 
-def _old_qemu(it: Machine) -> object:
-    qemu = it.answer["programs"].get("qemu-img")
-    is_old = bool(qemu) and version(qemu) < QEMU_FLOOR
+def _old_qemu(it: Machine, qemu: object) -> object:
+    is_old = bool(qemu) and version(str(qemu)) < QEMU_FLOOR
     return is_old and {"it": qemu, "update": platforms.update(it.platform)}
 
 
@@ -104,11 +104,6 @@ def _silent(it: Machine) -> list[dict[str, str]]:
 def _old_libvirt(it: Machine) -> str:
     libvirt = str(it.answer["libvirt"].get("libvirt", ""))
     return libvirt if libvirt and version(libvirt) < LIBVIRT_FLOOR else ""
-
-
-def _old_emulator(it: Machine) -> str:
-    qemu = str(it.answer["libvirt"].get("qemu", ""))
-    return qemu if qemu and version(qemu) < QEMU_FLOOR else ""
 
 
 def _user(it: Machine) -> object:
@@ -131,14 +126,14 @@ MACHINE: dict[str, Judge] = {
     "python": _old_python,
     "needed": _lacking("needed"),
     "wanted": _lacking("wanted"),
-    "qemu": _old_qemu,
+    "qemu": lambda it: _old_qemu(it, it.answer["programs"].get("qemu-img")),
     "user": _user,
     "package": lambda it: not it.answer["tree"]["parts"].get(f"lib/{DRIVER}"),
     "version": _version,
     "synced": _differing,
     "libvirt": _silent,
     "libvirt-old": _old_libvirt,
-    "emulator-old": _old_emulator,
+    "emulator-old": lambda it: _old_qemu(it, it.answer["libvirt"].get("qemu")),
     "secrets": lambda it: [one for one in it.secrets if one not in it.answer["libvirt"]["secrets"]],
     "selinux": lambda it: "selinux" in it.answer["libvirt"].get("confines", ()),
     "ceph-pool": lambda state: state["error"],

@@ -181,7 +181,7 @@ def cpds(
     # A snapshot does not change while the guest runs.
     is_running = vm.lcm_state == LcmState.HOTPLUG_SAVEAS and asked.snapshot == -1
     guest = disk_freeze.Guest(running_domain(vm), freeze) if is_running else disk_freeze.Guest()
-    machine = template.machine(datastore, vm.id)
+    machine = yield from images.machine(datastore, vm.id)
     if not machine:
         if is_running:
             placement.check_running(vm, [disk.disk], "copy")
@@ -194,7 +194,6 @@ def cpds(
     from ..image import disk_image
     from ..store import rbd
 
-    machine = yield from rbd.answering(datastore, vm.id)
     target = images.ref_at(asked.store, access, vm.id, asked.image, "image")
     record = yield from rbd.record_of(host, disk)
     if record.bridged:

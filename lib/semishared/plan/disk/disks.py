@@ -96,14 +96,14 @@ def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, op
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
-    place, machine = placement.place(image, datastore), template.machine(datastore, image.id)
+    place = placement.place(image, datastore)
     placement.check_clone(disk, image, place, ref.access.can.formats)
     host, prepare, min_size = asked.target.host, _prepare(asked.target), grown(disk)
     root = disk_names.base_store(asked.target.vm_place.datastore_location)
+    machine = yield from images.machine(datastore, image.id)
     if machine:
         from ..store import rbd
 
-        machine = yield from rbd.answering(datastore, image.id)
         if not place.is_local:
             yield from rbd.clone(host, machine, ref, target, min_size)
             return
@@ -172,11 +172,8 @@ def _attached(
     place = placement.attached(image, datastore, disk)
     placement.secret(disk, image)
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
-    host, readonly, machine = asked.target.host, disk.is_readonly, template.machine(datastore, image.id)
-    if machine:
-        from ..store import rbd
-
-        machine = yield from rbd.answering(datastore, image.id)
+    host, readonly = asked.target.host, disk.is_readonly
+    machine = yield from images.machine(datastore, image.id)
     if place.commits:
         placement.check_diff(disk, image)
         yield from _diff(asked, ref, machine, grown(disk), options, is_taken_over)
@@ -185,6 +182,8 @@ def _attached(
         link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=image.is_shareable)
         yield On(host, (_prepare(asked.target), link))
         return
+    from ..store import rbd
+
     yield from rbd.ln(host, machine, ref, target, readonly=readonly, shareable=image.is_shareable)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import BadAttribute, NotSupported, RestrictedPath
+from ...model.exchange import Part
 from ...model.refs import ImageRef
 from ...model.store import access as store_access
 from ...model.store import template
@@ -106,3 +107,19 @@ def ref_at(
     if format not in access.can.formats:
         raise NotSupported(f"image {number} has format {format!r}, not {' or '.join(access.can.formats)}")
     return ImageRef(store, number, format, store_access.check_source(access, source, name), access=access)
+
+
+def machine(datastore: Datastore, number: int, host: str = store_access.HERE) -> Part[str]:
+    """Return the machine that changes images of a datastore for object `number`, as template.machine says; of
+    several bridges the first that answers.
+
+    Raise HostUnreachable if none does.
+    """
+    machines = template.changers(datastore, number)
+    if len(machines) == 1 or not template.kind(datastore).machine:
+        return template.machine(datastore, number, host)
+    from ...model.store.datastore_steps import CheckStore
+    from ..store.datastore import answering
+
+    step = CheckStore(template.access(datastore), template.pool(datastore))
+    return (yield from answering(datastore, machines, step))

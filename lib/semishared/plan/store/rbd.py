@@ -52,29 +52,16 @@ from ...model.exchange import AskOned, Download, Feed, Lines, On, Part, Plan, Sa
 from ...model.store import image_steps as i
 from ...model.store import rbd_names, template
 from ...named import NamedTuple
-from ...opennebula.xml import Datastore, Vm
+from ...opennebula.xml import Vm
 from ..disk import freeze
+from ..image import images
 from ..under_way import still
 
 
 def bridge_of(image: s.ImageRef) -> Part[str]:
     """Return the bridge of a recorded image's datastore."""
     datastore = yield AskOned("datastore", image.store)
-    return (yield from answering(datastore, image.id))
-
-
-def answering(datastore: Datastore, number: int) -> Part[str]:
-    """Return the machine that changes images on Ceph for object `number`: of several bridges one that
-    answers. Raise HostUnreachable.
-    """
-    machines = template.changers(datastore, number)
-    if len(machines) == 1:
-        return machines[0]
-    from ...model.store.datastore_steps import CheckStore
-    from . import datastore as plans
-
-    step = CheckStore(template.access(datastore), template.pool(datastore))
-    return (yield from plans.answering(datastore, machines, step))
+    return (yield from images.machine(datastore, image.id))
 
 
 def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: int) -> Plan:
@@ -223,7 +210,7 @@ def remove_clone(image: s.ImageRef) -> Plan:
     """Remove the clone that a disk turned out to be."""
     datastore = yield AskOned("datastore", image.store)
     removed = i.RemoveImage(image, template.is_trashed(datastore))
-    yield On((yield from answering(datastore, image.id)), (removed,))
+    yield On((yield from images.machine(datastore, image.id)), (removed,))
 
 
 def snapshot(

@@ -32,7 +32,6 @@ from ...model.disk.network_disk import NetworkDisk
 from ...model.disk.place import STORE_CLONE
 from ...model.exchange import AskOned, On, Part, Plan, agree, ask
 from ...model.store import image_steps as i
-from ...model.store import template
 from ...model.store.access import is_path
 from ...named import NamedTuple
 from ...opennebula.args import DiskPlace, FromImage, Move, NewDisk, VmPlace, image_source
@@ -106,11 +105,7 @@ def _decided(
     datastore: Datastore = yield AskOned("datastore", image.store_id)
     request_image = FromImage(image_source(image.source, "SOURCE"), place, image.store_id)
     ref = images.image_ref(image, datastore, request_image.source)
-    machine = template.machine(datastore, image.id, place.host)
-    if not ref.access.can.is_mounted:
-        from ..store import rbd
-
-        machine = yield from rbd.answering(datastore, image.id)
+    machine = yield from images.machine(datastore, image.id, place.host)
     if not disk.is_clone:
         if placement.attached(image, datastore, disk).commits:
             # Uncommitted changes are lost with the host: the image's owner decides whether to give them up.
