@@ -169,7 +169,7 @@ def platforms() -> str:
     packages = _across(
         "program",
         (
-            (name.replace("|", ", "), (it.packages[name] or "no package" for it in ALL))
+            (name.replace("|", ", "), (it.packages[name] or "none is known" for it in ALL))
             for name in (*names, "qemu")
         ),
     )
@@ -186,7 +186,7 @@ NOTES = """
 - OpenNebula's packages for hosts let libvirt run QEMU as oneadmin, and exempt `/var/tmp/one` from what cleans temporary files.
 - Where sudo is older than 1.9.10, another machine makes shares (BRIDGE_LIST), or the front-end; `doctor` says so. Late releases of EL 9 bring a
   newer sudo: `doctor` asks the machine. Tried by hand: sudo of Debian 11 calls such a line a syntax error, sudo of Debian 13 goes by it.
-- `udp-sender` and `udp-receiver` (udpcast), by which one session serves many hosts, have no package on EL. Without them, bases go from host to
+- `udp-sender` and `udp-receiver` (udpcast), by which one session serves many hosts: no package on EL is known. Without them, bases go from host to
   host by TCP.
 - `rbd` and its bindings have packages in Ceph's own repository for EL, or in CentOS' for storage.
 - No list confirms `lzop` on EL 8 and 9, `xorriso` on EL 10, the packages of virtiofsd on EL 8 and 10, and QEMU's path and user on EL. The table

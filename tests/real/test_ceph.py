@@ -91,7 +91,7 @@ def test_a_vm_with_a_disk_in_place_on_rbd_through_all_that_is_done_to_it(
     oned.vm_poweroff(both.vm, hard=True)
     for disk in (1, 2):
         oned.disk_snapshot_revert(both.vm, disk, 0)
-        oned.disk_snapshot_delete(both.vm, disk, 0) if disk == 1 else None
+    oned.disk_snapshot_delete(both.vm, 1, 0)
     oned.vm_resume(both.vm)
     both.check("h1", one=4096)
     guest = both.guest

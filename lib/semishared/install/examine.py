@@ -30,8 +30,6 @@ LONGEST = 4 << 20
 """Bytes of an answer, with a login shell's output before it."""
 
 
-FLOOR = (3, 9)
-"""The oldest Python that runs ours."""
 OLD = """
 import json, pwd, sys
 answer = {"programs": {}, "lacks": {"needed": [], "wanted": []}, "python": list(sys.version_info[:3])}
@@ -47,7 +45,7 @@ def program() -> bytes:
     old = _of_file("tools/os_release.py") + OLD.encode()
     texts = ascii(_inlined().decode()), ascii(old.decode())
     # As texts: a Python that is too old does not even read the whole of preflight.py.
-    run = f"exec(compile(NEW if sys.version_info >= {FLOOR} else OLD, '-', 'exec'))"
+    run = f"exec(compile(NEW if sys.version_info >= {platforms.PYTHON_FLOOR} else OLD, '-', 'exec'))"
     return f"import sys\nNEW, OLD = {texts[0]}, {texts[1]}\n{run}\n".encode()
 
 
@@ -143,7 +141,7 @@ def on_hosts(hosts: Sequence[str], user: Sequence[str] = ()) -> list[Missing]:
 def lacking(machine: str, seen: Mapping[str, Any]) -> Missing:
     """Return what an examined machine lacks."""
     lacks, platform = seen["lacks"], seen.get("os", {})
-    if seen["python"] < [3, 9]:
+    if tuple(seen["python"]) < platforms.PYTHON_FLOOR:
         return Missing(machine, (f"{PYTHON} 3.9 or newer",), (), platforms.python(platform))
     programs = [*lacks["needed"], *lacks["wanted"]]
     mend = platforms.install(platform, programs) if programs else ""

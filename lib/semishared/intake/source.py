@@ -20,7 +20,7 @@ from ..errors import (
     UnsafeImage,
 )
 from ..named import NamedTuple
-from ..tools import inspection
+from ..tools import image_headers, inspection
 from ..tools.effects import point
 from ..tools.run import SILENT_S, run, stream
 from ..units import amount
@@ -258,24 +258,23 @@ def unpacked_size(
     `plain`: what `pieces` are altogether, None if that is unknown; then they are read to their end. Raise as
     `judge.beginning` and `judge.needed`.
     """
-    head, size, told = b"", 0, None
-    needed = judge.needed(head, source.name)
+    head, size, needed = bytearray(), 0, image_headers.HEAD
     for piece in pieces:
         size += len(piece)
         if len(head) < needed:
             head += piece
-            if source.taken == judge.DISK:
-                needed = judge.needed(head, source.name)
+            if len(head) >= needed and source.taken == judge.DISK:
+                needed = max(needed, judge.needed(bytes(head), source.name))
             if len(head) < needed:
                 continue
-            told = judge.beginning(head, plain, source.taken, max_virtual_size, source.name)
+            told = judge.beginning(bytes(head), plain, source.taken, max_virtual_size, source.name)
             if told is not None or plain is not None:
                 break
         inspection.check_claim(size, max_virtual_size, source.name)
     else:
         # All of it has come.
         plain = size
-    told = judge.beginning(head, plain, source.taken, max_virtual_size, source.name)
+    told = judge.beginning(bytes(head), plain, source.taken, max_virtual_size, source.name)
     if told is None:
         told = size if plain is None else plain
     inspection.check_claim(told, max_virtual_size, source.name)

@@ -11,6 +11,8 @@ from typing import Any, Mapping, Optional, Sequence
 
 from ..named import NamedTuple
 
+PYTHON_FLOOR = (3, 9)
+"""The oldest Python that runs ours."""
 SUDO_FLOOR = (1, 9, 10)
 """Regular expressions in sudoers, which the lines of docs/how-to/shares.md need."""
 PROGRAMS = {
@@ -47,7 +49,7 @@ EL = {
     "genisoimage|mkisofs|xorriso": "xorriso",
     "qemu": "qemu-kvm qemu-img",
 }
-EL_8 = {**EL, "genisoimage|mkisofs|xorriso": "genisoimage", "virtiofsd": "qemu-kvm-common"}
+IN_EL_8 = {**EL, "genisoimage|mkisofs|xorriso": "genisoimage", "virtiofsd": "qemu-kvm-common"}
 
 
 class Platform(NamedTuple):
@@ -82,170 +84,109 @@ class Platform(NamedTuple):
     """Where the facts are from."""
 
 
-DEBIAN = ("/usr/bin/qemu-system-x86_64", "libvirt-qemu:libvirt-qemu", "AppArmor")
-UBUNTU_USER = "libvirt-qemu:kvm"
-EL_IDS = ("rhel", "almalinux", "rocky", "centos", "ol")
-EL_QEMU, EL_USER = "/usr/libexec/qemu-kvm", "qemu:qemu"
-EL_TMP = "files unused for 10 and 30 days are removed"
-AT_BOOT = "/tmp is emptied at boot"
+AT_BOOT, BY_AGE = "/tmp is emptied at boot", "files unused for 10 and 30 days are removed"
 INSTALLED = "an installed system of it, not started"
 LISTS = "packages as users have listed them in public, not all of them found there"
-OF_EL = f"{LISTS}, RHEL's documentation of Python and of libvirt's daemons; no machine of it was seen"
-OF_UBUNTU = f"{LISTS}; no machine of it was seen"
-PLATFORMS = (
-    Platform(
-        "Debian 11",
-        ("debian",),
-        "11",
-        IN_QEMU,
-        "apt-get",
-        DEBIAN[0],
-        "5.2",
-        "7.0",
-        "libvirtd",
-        DEBIAN[1],
-        "3.9",
-        "",
-        "/usr/lib/qemu/virtiofsd",
-        "1.9.5",
-        DEBIAN[2],
-        AT_BOOT,
-        f"{INSTALLED}; QEMU's user: as of Debian 12",
-    ),
-    Platform(
-        "Debian 12",
-        ("debian",),
-        "12",
-        IN_QEMU,
-        "apt-get",
-        DEBIAN[0],
-        "7.2",
-        "9.0",
-        "libvirtd",
-        DEBIAN[1],
-        "3.11",
-        "",
-        "/usr/lib/qemu/virtiofsd",
-        "1.9.13",
-        DEBIAN[2],
-        AT_BOOT,
-        "a machine of it: a test compares this row with the machine that it runs on",
-    ),
-    Platform(
-        "Debian 13",
-        ("debian",),
-        "13",
-        PROGRAMS,
-        "apt-get",
-        DEBIAN[0],
-        "10.0",
-        "11.3",
-        "libvirtd",
-        DEBIAN[1],
-        "3.13",
-        "",
-        "/usr/libexec/virtiofsd",
-        "1.9.16",
-        DEBIAN[2],
-        EL_TMP,
-        INSTALLED,
-    ),
-    Platform(
-        "Ubuntu 22.04",
-        ("ubuntu",),
-        "22.04",
-        IN_QEMU,
-        "apt-get",
-        DEBIAN[0],
-        "6.2",
-        "8.0",
-        "libvirtd",
-        UBUNTU_USER,
-        "3.10",
-        "",
-        "/usr/lib/qemu/virtiofsd",
-        "1.9.9",
-        DEBIAN[2],
-        "",
-        OF_UBUNTU,
-    ),
-    Platform(
-        "Ubuntu 24.04",
-        ("ubuntu",),
-        "24.04",
-        PROGRAMS,
-        "apt-get",
-        DEBIAN[0],
-        "8.2",
-        "10.0",
-        "libvirtd",
-        UBUNTU_USER,
-        "3.12",
-        "",
-        "/usr/libexec/virtiofsd",
-        "1.9.15",
-        DEBIAN[2],
-        "",
-        OF_UBUNTU,
-    ),
-    Platform(
-        "EL 8",
-        EL_IDS,
-        "8",
-        EL_8,
-        "dnf",
-        EL_QEMU,
-        "6.2",
-        "8.0",
-        "libvirtd",
-        EL_USER,
-        "3.6",
-        "dnf install python39; alternatives --set python3 /usr/bin/python3.9",
-        "/usr/libexec/virtiofsd",
-        "1.9.5",
-        "SELinux",
-        EL_TMP,
-        OF_EL,
-    ),
-    Platform(
-        "EL 9",
-        EL_IDS,
-        "9",
-        EL,
-        "dnf",
-        EL_QEMU,
-        "6.2 or newer",
-        "8.0 or newer",
-        "virtqemud",
-        EL_USER,
-        "3.9",
-        "",
-        "/usr/libexec/virtiofsd",
-        "1.9.5",
-        "SELinux",
-        EL_TMP,
-        OF_EL,
-    ),
-    Platform(
-        "EL 10",
-        EL_IDS,
-        "10",
-        EL,
-        "dnf",
-        EL_QEMU,
-        "9.1 or newer",
-        "10.10 or newer",
-        "virtqemud",
-        EL_USER,
-        "3.12",
-        "",
-        "/usr/libexec/virtiofsd",
-        "1.9.15",
-        "SELinux",
-        EL_TMP,
-        OF_EL,
-    ),
+DEBIAN_12 = Platform(
+    name="Debian 12",
+    ids=("debian",),
+    version="12",
+    packages=IN_QEMU,
+    installer="apt-get",
+    qemu="/usr/bin/qemu-system-x86_64",
+    qemu_version="7.2",
+    libvirt_version="9.0",
+    daemon="libvirtd",
+    user="libvirt-qemu:libvirt-qemu",
+    python="3.11",
+    newer_python="",
+    virtiofsd="/usr/lib/qemu/virtiofsd",
+    sudo="1.9.13",
+    confined="AppArmor",
+    tmp=AT_BOOT,
+    source="a machine of it: a test compares this row with the machine that it runs on",
 )
+DEBIAN_11 = DEBIAN_12._replace(
+    name="Debian 11",
+    version="11",
+    qemu_version="5.2",
+    libvirt_version="7.0",
+    python="3.9",
+    sudo="1.9.5",
+    source=f"{INSTALLED}; QEMU's user: as of Debian 12",
+)
+DEBIAN_13 = DEBIAN_12._replace(
+    name="Debian 13",
+    version="13",
+    packages=PROGRAMS,
+    qemu_version="10.0",
+    libvirt_version="11.3",
+    python="3.13",
+    virtiofsd="/usr/libexec/virtiofsd",
+    sudo="1.9.16",
+    tmp=BY_AGE,
+    source=INSTALLED,
+)
+UBUNTU_22 = DEBIAN_12._replace(
+    name="Ubuntu 22.04",
+    ids=("ubuntu",),
+    version="22.04",
+    qemu_version="6.2",
+    libvirt_version="8.0",
+    user="libvirt-qemu:kvm",
+    python="3.10",
+    sudo="1.9.9",
+    tmp="",
+    source=f"{LISTS}; no machine of it was seen",
+)
+UBUNTU_24 = UBUNTU_22._replace(
+    name="Ubuntu 24.04",
+    version="24.04",
+    packages=PROGRAMS,
+    qemu_version="8.2",
+    libvirt_version="10.0",
+    python="3.12",
+    virtiofsd="/usr/libexec/virtiofsd",
+    sudo="1.9.15",
+)
+EL_9 = Platform(
+    name="EL 9",
+    ids=("rhel", "almalinux", "rocky", "centos", "ol"),
+    version="9",
+    packages=EL,
+    installer="dnf",
+    qemu="/usr/libexec/qemu-kvm",
+    qemu_version="6.2 or newer",
+    libvirt_version="8.0 or newer",
+    daemon="virtqemud",
+    user="qemu:qemu",
+    python="3.9",
+    newer_python="",
+    virtiofsd="/usr/libexec/virtiofsd",
+    sudo="1.9.5",
+    confined="SELinux",
+    tmp=BY_AGE,
+    source=f"{LISTS}, RHEL's documentation of Python and of libvirt's daemons; no machine of it was seen",
+)
+EL_8 = EL_9._replace(
+    name="EL 8",
+    version="8",
+    packages=IN_EL_8,
+    qemu_version="6.2",
+    libvirt_version="8.0",
+    daemon="libvirtd",
+    python="3.6",
+    newer_python="dnf install python39; alternatives --set python3 /usr/bin/python3.9",
+)
+EL_10 = EL_9._replace(
+    name="EL 10",
+    version="10",
+    qemu_version="9.1 or newer",
+    libvirt_version="10.10 or newer",
+    python="3.12",
+    sudo="1.9.15",
+)
+PLATFORMS = (DEBIAN_11, DEBIAN_12, DEBIAN_13, UBUNTU_22, UBUNTU_24, EL_8, EL_9, EL_10)
 """Oldest release of a family first: one that is not here is taken for the last one."""
 Said = Mapping[str, Any]
 """A machine's answer of tools/os_release.py, {} of one that has not said it. It may be any text, so it is
