@@ -91,6 +91,7 @@ def test_a_mounted_image_datastore(cloud: RealCloud, os_image: int, version: str
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_system_datastore(cloud: RealCloud, os_image: int, version: str) -> None:
+    cloud.lab.fe.run([SEMISHARED, "publish"], timeout=300)  # as its timer does
     before = click(cloud, version, 101)
     disks = Disks(cloud, os_image, f"system-{version}")
     try:

@@ -417,7 +417,7 @@ def test_it_may_be_killed_anywhere(site: ActionSite, tmp_path: Path) -> None:
         return subprocess.run(words, env={**env, **more}, capture_output=True, check=False).returncode
 
     def begin() -> None:
-        for path in folder.iterdir():
+        for path in (*folder.iterdir(), *(site.top / "semishared_datastores").glob("*")):
             path.unlink()
         site.oned.vm_update(vm, "SEMISHARED = [ ]")
         site.oned.image_update(image, "SEMISHARED_STATE = [ ]")

@@ -227,8 +227,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = shared(made[templates[1].name]) if arguments.apply else []
     sent = compatible_sent(arguments.apply, arguments.stock_compatible)
     if arguments.apply:
-        for store in on.ours(Oned().datastores()):
-            noted_datastores.note(store)
+        noted_datastores.note_all(Oned().datastores())
     files = {}
     if arguments.out:
         os.makedirs(arguments.out, exist_ok=True)

@@ -3,16 +3,18 @@
 
     semishared_datastores/<datastore>      {"version": 1, "attributes": {NAME: VALUE, ...}}
 
-The datastore's monitoring notes the attributes while the template is whole (model/store/lost.py), and so does
-`setup`. An action on a datastore that has lost some is right all the same, or it is refused at its start.
+What a template says is noted while it is whole (model/store/lost.py): by the monitoring of an image
+datastore, which those for systems do not have, by `setup`, and by `publish`, which a timer starts. An action
+on a datastore that has lost some is right all the same, or it is refused at its start.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Dict
+from typing import Dict, Iterable
 
+from .. import NAME
 from ..errors import LostAttributes, SemisharedError
 from ..model.attributes import STORE
 from ..model.store import lost as rows
@@ -32,6 +34,13 @@ def _directory() -> str:
 def path_of(datastore: Datastore) -> str:
     """Return where a datastore's note lies."""
     return f"{_directory()}/{datastore.id}"
+
+
+def note_all(datastores: Iterable[Datastore]) -> None:
+    """Note those that have one of our drivers."""
+    for datastore in datastores:
+        if NAME in (datastore.driver, datastore.text("DS_MAD")):
+            note(datastore)
 
 
 def note(datastore: Datastore) -> None:

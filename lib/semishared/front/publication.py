@@ -36,7 +36,7 @@ from ..tools import locks
 from ..tools.effects import point
 from ..tools.this_machine import is_here
 from ..wire.session import Session
-from . import vm_notes
+from . import noted_datastores, vm_notes
 from .vm_notes import Known
 
 AT_ONCE = 32
@@ -107,7 +107,9 @@ class Publisher:
 
     def __init__(self, oned: Oned, config: Config) -> None:
         self._oned, self._config = oned, config
-        self._locations = {store.id: store.base_path for store in oned.datastores()}
+        datastores = oned.datastores()
+        noted_datastores.note_all(datastores)
+        self._locations = {store.id: store.base_path for store in datastores}
         self._front_end = os.uname().nodename
         self._lines: Set[int] = set()
         """Images that have a line of VMs of this run."""

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide which paths may be read, the formats of images, and how hosts reach an image (ImageRef)."""
+"""Decide which paths may be read, the formats of images, how hosts reach an image (ImageRef), and which
+machine changes it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ...errors import BadAttribute, NotSupported, RestrictedPath
-from ...model.exchange import Part
+from ...errors import BadAttribute, HostUnreachable, NotSupported, RestrictedPath
+from ...model.exchange import Part, ask, here, warn
 from ...model.refs import ImageRef
 from ...model.store import access as store_access
 from ...model.store import template
 from ...opennebula.args import image_source
 from ...opennebula.states import DatastoreType, ImageType
 from ...opennebula.xml import Datastore, Image
+
+if TYPE_CHECKING:
+    from ...model.store.datastore_steps import CheckStore
 
 STORED = ("raw", "qcow2")
 NEW_SHARE = "new:"
@@ -119,7 +125,27 @@ def machine(datastore: Datastore, number: int, host: str = store_access.HERE) ->
     if len(machines) == 1 or not template.kind(datastore).machine:
         return template.machine(datastore, number, host)
     from ...model.store.datastore_steps import CheckStore
-    from ..store.datastore import answering
 
     step = CheckStore(template.access(datastore), template.pool(datastore))
     return (yield from answering(datastore, machines, step))
+
+
+def answering(store: Datastore, machines: Sequence[str], step: CheckStore) -> Part[str]:
+    """Return the first of the machines of a store that answers, HERE for this one; raise HostUnreachable.
+
+    That a bridge does not answer is known before anything is changed, so the next one can do it. It need not
+    know what the first one does: what bridges do to an image is decided by the store, not by the machine.
+    """
+    silent = []
+    for one in machines:
+        try:
+            yield from (ask(one, step) if one else here(step))
+            return one
+        except HostUnreachable as e:
+            silent.append(one)
+            if len(silent) == len(machines):
+                raise HostUnreachable(
+                    f"no bridge of datastore {store.id} answers, of {' '.join(silent)}: {e.detail}"
+                ) from None
+            yield warn(f"bridge {one} of datastore {store.id} is passed over: {e.detail}")
+    return store_access.HERE

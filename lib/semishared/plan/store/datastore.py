@@ -6,9 +6,9 @@ What they ask of a store is the same for all kinds; the machine that changes it 
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence, Tuple
+from typing import Mapping, Tuple
 
-from ...errors import BadAttribute, HostUnreachable, NotSupported, RestrictedPath
+from ...errors import BadAttribute, NotSupported, RestrictedPath
 from ...model.exchange import AskOned, Here, Part, T, ask, here, warn
 from ...model.refs import ImageRef, Step
 from ...model.store import access as store_access
@@ -294,27 +294,6 @@ def planned(action: str, asked: Asked) -> Part[str]:
     return (yield from ACTIONS[action](asked))
 
 
-def answering(store: Datastore, machines: Sequence[str], step: d.CheckStore) -> Part[str]:
-    """Return the first of the machines of a store that answers, HERE for this one; raise HostUnreachable.
-
-    That a bridge does not answer is known before anything is changed, so the next one can do it. It need not
-    know what the first one does: what bridges do to an image is decided by the store, not by the machine.
-    """
-    silent = []
-    for machine in machines:
-        try:
-            yield from (ask(machine, step) if machine else here(step))
-            return machine
-        except HostUnreachable as e:
-            silent.append(machine)
-            if len(silent) == len(machines):
-                raise HostUnreachable(
-                    f"no bridge of datastore {store.id} answers, of {' '.join(silent)}: {e.detail}"
-                ) from None
-            yield warn(f"bridge {machine} of datastore {store.id} is passed over: {e.detail}")
-    return store_access.HERE
-
-
 def _reached(action: str, asked: Asked) -> Part[Asked]:
     """See that a mounted store is there; return the request for the machine of the store that answers."""
     store, access = asked.datastore, asked.access
@@ -326,7 +305,7 @@ def _reached(action: str, asked: Asked) -> Part[Asked]:
     if not access.can.is_mounted and len(asked.machines) == 1:
         return asked
     at = asked._replace(
-        bridge=(yield from answering(store, asked.machines, d.CheckStore(access, asked.root)))
+        bridge=(yield from images.answering(store, asked.machines, d.CheckStore(access, asked.root)))
     )
     doubt = template.unmarked(store)
     if doubt and action in CHANGES:
