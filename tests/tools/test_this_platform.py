@@ -38,7 +38,7 @@ def test_answer_names_its_platform_and_one_that_is_no_platform_is_refused() -> N
 
 @pytest.mark.fault(68, "doctor names a host's Python if it is too old for ours, and what mends it there")
 def test_python_that_is_too_old_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine, "FLOOR", (99, 0))
+    monkeypatch.setattr(platforms, "PYTHON_FLOOR", (99, 0))
     said = said_by(examine.program())
     assert shapes.wrong(said, shapes.ANSWER) is None and said["os"] == os_release.release()
     assert said["programs"] == {} and said["user"] == preflight.user()
