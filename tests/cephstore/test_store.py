@@ -377,6 +377,16 @@ def test_bridge_that_is_off_is_passed_over(cloud: Cloud, os_image: int) -> None:
             if f"bridge h1 of datastore {RBD_STORE} is passed over: " in call.stderr
         }
         assert {"cp", "clone", "ln", "snap_create_live", "cpds", "delete", "rm"} <= said
+        bases = [cloud.data_image(f"staged-{number}", DATA, store=RBD_STORE) for number in range(2)]
+        words = [COMMAND, "stage", f"{bases[0]},{bases[1]}", "--hosts", "h2", "--json"]
+        done = lab.fe.run(words, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        notes = [json.loads(line) for line in done.stdout.decode().splitlines()]
+        assert "h1" in [it["host"] for it in notes if it.get("event") == "note"], "the bridge that is off"
+        done = lab.fe.run([COMMAND, "gc", "--dry-run"], timeout=120)
+        assert f"bridge h1 of datastore {RBD_STORE}: " in done.stderr.decode()
+        for image in bases:
+            cloud.oned.image_delete(image)
         h2.kill()
         try:
             with pytest.raises(ActionFailed, match=f"no bridge of datastore {RBD_STORE} answers, of h"):

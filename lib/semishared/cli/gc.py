@@ -37,7 +37,7 @@ from ..plan.disk.disks import running_domain
 from ..tools import context_iso
 from ..tools.this_machine import are_one, is_here
 from ..units import human
-from ..wire.session import Session
+from ..wire.session import Session, first_answer
 from . import command as on
 from .command import AT_ONCE, Row, argument, flag, put
 
@@ -302,14 +302,12 @@ def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed
             if not machine:
                 continue
             pool = template.pool(datastore)
-            listed, machines = image_steps.ListPool(how, pool), template.changers(datastore, 0)
-            for machine in machines:
-                try:
-                    names = on.ask(machine, "gc", config, listed)
-                    break
-                except HostUnreachable:
-                    if machine == machines[-1]:
-                        raise
+            listed = image_steps.ListPool(how, pool)
+            machine, names = first_answer(
+                template.changers(datastore, 0),
+                lambda name: (name, on.ask(name, "gc", config, listed)),  # noqa: B023
+                lambda name, e: on.warn(f"bridge {name} of datastore {datastore.id}: {e.line()}"),  # noqa: B023
+            )
             found.append(gc_stores.Pool(machine, datastore.id, pool, how, tuple(names)))
         except SemisharedError as e:
             failed(machine or f"datastore {datastore.id}", e)

@@ -22,7 +22,6 @@ from ..model.base.steps import DetachVm
 from ..model.disk import names as disk_names
 from ..model.exchange import On, drive
 from ..model.refs import ImageRef
-from ..model.store import template
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Vm
@@ -174,7 +173,7 @@ class _Led:
             try:
                 if image.store not in self._datastores:
                     raise MissingImage(f"OpenNebula has no datastore {image.store}")
-                base = Base(image, template.machine(self._datastores[image.store], image.id))
+                base = Base.at(image, self._datastores[image.store])
                 root = disk_names.base_store(
                     os.path.dirname(absolute(self._datastores[image.store].base_path, "BASE_PATH"))
                 )

@@ -31,7 +31,7 @@ from ..opennebula.xml import Host
 from ..plan.base import eviction, sharing
 from ..plan.base import sharing as plan
 from ..tools import extents
-from ..wire.session import Session
+from ..wire.session import Session, first_answer
 from . import questions
 from .staging_round import Hosts, Outcome, Round, Wanted, Wish
 
@@ -154,8 +154,8 @@ class Staging:
     def _is_frozen(self, item: Wanted, wants: Mapping[str, Sequence[Wanted]]) -> bool:
         """Have an image's bridge freeze it, if it has one: hosts may not freeze, and read frozen content."""
         try:
-            if item.bridge:
-                self._on_bridge(item.bridge, FreezeImage(item.image))
+            if item.changers:
+                self._on_bridge(item, FreezeImage(item.image))
             return True
         except SemisharedError as e:
             self._refuse(item, wants, e)
@@ -225,7 +225,7 @@ class Staging:
         read = base_steps.FromSource(0, session.moved.get("store_read", 0))
         self.hosts.outcomes[host].add({"store": read})
         if staged.snapshot >= 0:
-            self._on_bridge(item.bridge, NameGeneration(image, staged.snapshot, staged.generation))
+            self._on_bridge(item, NameGeneration(image, staged.snapshot, staged.generation))
         return host, staged.generation
 
     def _answer(self, host: str, question: dict[str, object]) -> dict[str, object]:
@@ -236,9 +236,12 @@ class Staging:
             else {}
         )
 
-    def _on_bridge(self, bridge: str, step: Step) -> None:
-        with Session(bridge, "stage", self.hosts.config) as session:
-            session.run([step])
+    def _on_bridge(self, item: Wanted, step: Step) -> None:
+        def ask(bridge: str) -> None:
+            with Session(bridge, "stage", self.hosts.config) as session:
+                session.run([step])
+
+        first_answer(item.changers, ask, lambda bridge, e: self.hosts.note(bridge, e.line()))
 
     def _room(
         self, host: str, listed: base_steps.Listed, needed: int, keep: Sequence[str]

@@ -46,13 +46,19 @@ class Wanted(NamedTuple):
     """A base that a host is to have; without a generation, of the image's current one."""
 
     image: ImageRef
-    bridge: str = ""
-    """The machine that changes the image, '' if a mounted store has all facts about it."""
+    changers: tuple[str, ...] = ()
+    """The machines that may change the image, the first first; none if a mounted store has all facts about
+    it."""
 
     @classmethod
     def of(cls, image: Image, store: Datastore) -> Wanted:
         """Return the base of an image of oned's; raise LostAttributes, BadAttribute, BadRecord."""
-        return cls(image_ref(image, whole(store)), template.machine(store, image.id))
+        return cls.at(image_ref(image, whole(store)), store)
+
+    @classmethod
+    def at(cls, image: ImageRef, store: Datastore) -> Wanted:
+        """Return the base of an image in its datastore; raise BadAttribute."""
+        return cls(image, tuple(template.changers(store, image.id)) if template.kind(store).machine else ())
 
 
 class Outcome:

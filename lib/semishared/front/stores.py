@@ -22,6 +22,7 @@ from ..opennebula.oned import Oned
 from ..opennebula.states import ImageState as State
 from ..opennebula.xml import Datastore, Image
 from ..store.dir import marker, snapshots
+from ..wire.session import first_answer
 
 SETTLED = (State.READY, State.USED, State.DISABLED, State.CLONE, State.USED_PERS)
 """States in which an image is in its store."""
@@ -91,19 +92,19 @@ def _mark_at_bridge(
     from ..opennebula.report import Report
     from .action import Action
 
-    wanted, silent = STORE.text(datastore), []
+    wanted = STORE.text(datastore)
     step = MarkStore(directory, wanted or os.urandom(16).hex(), tuple(sources), is_store)
-    for bridge in template.bridges(datastore):
-        try:
-            with Action("setup", [], Report("setup")).session(bridge) as session:
-                (found,) = session.run([step])
-            break
-        except StoreAbsent as e:
-            return Marked(wanted, e.detail)
-        except HostUnreachable as e:
-            silent.append(e.detail)
-    else:
-        return Marked(wanted, f"no bridge of datastore {datastore.id} answers: {'; '.join(silent)}")
+
+    def ask(bridge: str) -> tuple[str, object]:
+        with Action("setup", [], Report("setup")).session(bridge) as session:
+            return bridge, session.run([step])[0]
+
+    try:
+        bridge, found = first_answer(template.bridges(datastore), ask)
+    except StoreAbsent as e:
+        return Marked(wanted, e.detail)
+    except HostUnreachable as e:
+        return Marked(wanted, f"no bridge of datastore {datastore.id} answers: {e.detail}")
     found = STORE.parsed(str(found), bridge)
     taken = [other for other in others if STORE.text(other) == found]
     if taken or wanted not in ("", found):

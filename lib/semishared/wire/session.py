@@ -93,6 +93,25 @@ def ssh_to(connect_s: int) -> list[str]:
     return ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", *alive]
 
 
+def first_answer(
+    machines: Sequence[str],
+    ask: Callable[[str], T],
+    passed_over: Callable[[str, HostUnreachable], None] = lambda machine, error: None,
+) -> T:
+    """Return what the first of several machines that can be reached says; raise HostUnreachable if none can.
+
+    A machine that is lost in the midst of it is passed over too, so `ask` may be done twice.
+    """
+    silent = []
+    for machine in machines:
+        try:
+            return ask(machine)
+        except HostUnreachable as e:
+            silent.append(e.detail)
+            passed_over(machine, e)
+    raise HostUnreachable("; ".join(silent))
+
+
 class Session:
     """A conversation with the host side; `with Session(...) as session: session.run([...])`."""
 
