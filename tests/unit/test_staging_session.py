@@ -36,9 +36,9 @@ class Made(Staging):
         self._contents[item.image.base_name] = {}
         return item.image
 
-    def _on_bridge(self, bridge: str, step: object) -> None:
-        if bridge in self.down:
-            raise HostUnreachable(f"{bridge} is down")
+    def _on_bridge(self, item: Wanted, step: object) -> None:
+        if set(item.changers) <= set(self.down):
+            raise HostUnreachable(f"{item.changers[0]} is down")
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_host_that_wants_only_what_cannot_be_had_does_not_end_the_others_session
 
 
 def test_bridge_that_is_down_costs_only_the_hosts_of_its_images() -> None:
-    staging = session({"h1": [A._replace(bridge="ceph")], "h2": [A._replace(bridge="ceph"), B]})
+    staging = session({"h1": [A._replace(changers=("ceph",))], "h2": [A._replace(changers=("ceph",)), B]})
     staging.down = ["ceph"]
     found = staging.run()
     assert not found["h1"].ok and not found["h2"].ok and "ceph is down" in found["h1"].why
