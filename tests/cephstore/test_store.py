@@ -383,7 +383,7 @@ def test_bridge_that_is_off_is_passed_over(cloud: Cloud, os_image: int) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         notes = [json.loads(line) for line in done.stdout.decode().splitlines()]
         assert "h1" in [it["host"] for it in notes if it.get("event") == "note"], "the bridge that is off"
-        done = lab.fe.run([COMMAND, "gc", "--dry-run"], timeout=120)
+        done = lab.fe.run([COMMAND, "gc", "--dry-run"], timeout=120, check=False)
         assert f"bridge h1 of datastore {RBD_STORE}: " in done.stderr.decode()
         for image in bases:
             cloud.oned.image_delete(image)

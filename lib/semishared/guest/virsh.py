@@ -70,6 +70,16 @@ def _virsh(*argv: str) -> str:
     return run(["virsh", "--connect", site().uri, "--quiet", *argv], timeout_s=ANSWER_S)
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of QEMU and of the libvirtd that starts it, {} if that does not say."""
+    try:
+        said = _virsh("version", "--daemon")
+    except SemisharedError:
+        return {}
+    words = r"(?m)^Running (?:hypervisor: (QEMU)|against daemon:) ([0-9.]+)$"
+    return {name or "libvirt": version for name, version in re.findall(words, said)}
+
+
 def active_domains() -> set[str]:
     """Return names and UUIDs of the domains that run on this host, paused ones too."""
     return set(_virsh("list", "--name", "--uuid").split())

@@ -244,6 +244,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "local-floor": (room(floor=3), room()),
     "local-inodes": (room(inodes=0), room(inodes=0, no_inodes=True)),
     "one-machine": ({"a": SIGNED_BY_M, "b": SIGNED_BY_M}, {"a": SIGNED_BY_M}),
+    "qemu-mixed": ({(7, 2): ["a"], (10, 0): ["b"]}, {(7, 2): ["a", "b"]}),
     "own-disk": ([{"machine": "a", "place": "/p", "names": "a, b", "directories": "/p"}], []),
     "root-marked": (made(marker=""), made()),
     "root-answers": (made(wrong="why", mend="how"), made()),

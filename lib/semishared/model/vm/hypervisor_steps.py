@@ -42,6 +42,11 @@ class SeeNotes(Step["list[str]"]):
     vm_dir: str
 
 
+@looks
+class SeeVersions(Step["dict[str, str]"]):
+    """Return the versions of this host's QEMU and libvirt, by those names; none if libvirt does not say."""
+
+
 class Recover(Step[None]):
     """End the unfinished work of those actions in the VM's disks, and the actions that are still at work."""
 

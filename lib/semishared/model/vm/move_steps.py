@@ -87,6 +87,19 @@ class OpenedDisk(Named):
     """Those through which links lead to it and its backing files; '' stands for the VM's own."""
 
 
+class GuestMachine(Named):
+    """The machine that QEMU gives a guest (guest/machine.py), all '' where none is known."""
+
+    type: str = ""
+    """libvirt's: kvm, qemu."""
+    arch: str = ""
+    machine: str = ""
+    """The type with its version: pc-q35-7.2."""
+    emulator: str = ""
+    cpu: str = ""
+    """libvirt's XML of the CPU, '' where its answer about one would prove nothing."""
+
+
 class WrittenProbe(Named):
     """A probe that another host is to find."""
 
@@ -265,6 +278,26 @@ class LookAtGuest(Step["dict[str, OpenedDisk]"]):
     vm: int
     vm_dir: str
     domain: str
+
+
+@looks
+class SeeMachine(Step[GuestMachine]):
+    """Report the machine of the guest that runs in a VM directory, or is to go on from its checkpoint."""
+
+    vm_dir: str
+    domain: str
+
+
+@looks
+class CheckMachine(Step[None]):
+    """Refuse a VM whose machine, as SeeMachine has seen it, this host's QEMU lacks."""
+
+    vm: int
+    type: str
+    arch: str
+    machine: str
+    emulator: str
+    cpu: str
 
 
 class WriteProbe(Step[WrittenProbe]):

@@ -265,7 +265,12 @@ local-inodes: Are there inodes?
 one-machine: Is each machine one host?
     broken: {names} are one machine, whose memory and devices OpenNebula counts for each
     -> onehost delete all of its names but one, when they have no VMs
-[shared]  The same.
+[cluster]  The QEMUs of the hosts of a cluster, by version.
+qemu-mixed: Does a guest move live from each host to each other?
+    warning: QEMU is {old} on {older}, {new} on {newer}: a VM that was started on the newer may have a machine
+    type that the older lacks, and does not move there
+    -> update QEMU on {older}; or name in the VM's template a machine type that both have (OS/MACHINE)
+[shared]  What all machines have signed.
 own-disk: Is each machine's own place on its own disk?
     broken: {place} is one directory on {names}: what is in {directories} has to be each machine's own
     -> as root on each: mount a disk of its own there (docs/how-to/nfs.md)

@@ -16,6 +16,7 @@ from ...model.store import template
 from ...named import NamedTuple
 from ...opennebula.xml import Host
 from ..base import eviction
+from ..vm.hypervisor import FLOORS, version
 from .checks import Finding, Judge, judged
 from .diagnosis import Cloud, Site, path_of
 from .diagnosis_scheduler import setup_command
@@ -23,10 +24,6 @@ from .diagnosis_scheduler import setup_command
 NFS = ("nfs", "nfs4")
 REMOUNT = "as root on {}: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {}"
 """What mends a store where something is mounted, but not what should be."""
-QEMU_FLOOR = (5, 2)
-"""extended_l2 of qcow2 (docs/explanation/overlay-options.md)."""
-LIBVIRT_FLOOR = (7, 0)
-"""The oldest that a guest of ours has run under: Debian 11's."""
 Answers = Mapping[str, "dict[str, Any] | str"]
 """Machine -> its answer, or why there is none."""
 
@@ -67,11 +64,6 @@ class Room(NamedTuple):
         return self.is_host and bool(self.local["free"] < max(self.floor, 1))
 
 
-def version(text: str) -> tuple[int, ...]:
-    """Return a version as numbers."""
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
-
-
 def _lacking(kind: str) -> Judge:
     return lambda it: [
         {"program": name, "install": platforms.install(it.platform, [name])}
@@ -92,7 +84,7 @@ def _old_python(it: Machine) -> object:
 
 
 def _old_qemu(it: Machine, qemu: object) -> object:
-    is_old = bool(qemu) and version(str(qemu)) < QEMU_FLOOR
+    is_old = bool(qemu) and version(str(qemu)) < FLOORS["QEMU"]
     return is_old and {"it": qemu, "update": platforms.update(it.platform)}
 
 
@@ -103,7 +95,7 @@ def _silent(it: Machine) -> list[dict[str, str]]:
 
 def _old_libvirt(it: Machine) -> str:
     libvirt = str(it.answer["libvirt"].get("libvirt", ""))
-    return libvirt if libvirt and version(libvirt) < LIBVIRT_FLOOR else ""
+    return libvirt if libvirt and version(libvirt) < FLOORS["libvirt"] else ""
 
 
 def _user(it: Machine) -> object:
@@ -221,6 +213,7 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
             found += judged("ceph", MACHINE, state, machine, pool=pool)
         if "local" in answer:  # asked only if there is a system datastore of ours
             found += _local(machine, answer["local"], hosts.get(machine), sizes)
+    found += _clusters(answers, cloud.hosts)
     return found + _one_machine(answers) + of_shared(answers, site.front_end)
 
 
@@ -281,7 +274,31 @@ def _one_of_many(answers: Answers) -> list[dict[str, str]]:
     return [{"machine": one[0], "names": " and ".join(one)} for one in names.values() if len(one) > 1]
 
 
-SIGNED: dict[str, Judge] = {"one-machine": _one_of_many, "own-disk": lambda found: found}
+def _older(hosts: Mapping[tuple[int, ...], Sequence[str]]) -> list[dict[str, str]]:
+    """Return the hosts with the oldest QEMU and the newest; a machine type has no third number."""
+    if len(hosts) < 2:
+        return []
+    (old, older), *_, (new, newer) = sorted(hosts.items())
+    texts = [".".join(map(str, number)) for number in (old, new)]
+    names = [", ".join(sorted(those)) for those in (older, newer)]
+    return [{"machine": min(older), "old": texts[0], "new": texts[1], "older": names[0], "newer": names[1]}]
+
+
+SIGNED: dict[str, Judge] = {
+    "one-machine": _one_of_many,
+    "own-disk": lambda found: found,
+    "qemu-mixed": _older,
+}
+
+
+def _clusters(answers: Answers, hosts: Sequence[Host]) -> list[Finding]:
+    found: dict[int, dict[tuple[int, ...], list[str]]] = {}
+    for host in hosts:
+        answer = answers.get(host.name)
+        qemu = answer.get("libvirt", {}).get("qemu") if isinstance(answer, dict) else ""
+        if qemu:
+            found.setdefault(host.cluster_id, {}).setdefault(version(str(qemu))[:2], []).append(host.name)
+    return [one for number in sorted(found) for one in judged("cluster", SIGNED, found[number], "")]
 
 
 def _one_machine(answers: Answers) -> list[Finding]:

@@ -14,8 +14,9 @@ from ...named import NamedTuple
 from ...opennebula.xml import Datastore, Image
 from ...units import human
 from ..image import placement
+from ..vm.hypervisor import version
 from .checks import Finding, Judge, judged
-from .diagnosis_machines import platform_of, version
+from .diagnosis_machines import platform_of
 
 WRAPPER = "vmm/semishared/virtiofsd"
 

@@ -99,6 +99,11 @@ def _shared(
     return tuple(files), tuple(sorted(places))
 
 
+def can_run(vm: Vm, machine: s.GuestMachine) -> tuple[s.CheckMachine, ...]:
+    """Return what has a host look whether it has the machine of a guest that is to go on there."""
+    return (s.CheckMachine(vm.id, *machine._asdict().values()),) if machine.machine else ()
+
+
 LITTLE = 256 * MiB
 """Bytes in a VM directory besides disks and memory: domains, CONTEXT, records, maps of qcow2."""
 

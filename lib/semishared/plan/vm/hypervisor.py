@@ -123,6 +123,8 @@ def deploy(asked: Asked) -> Plan:
     records = yield from _recorded(vm_dir, tuple(domain.disk_numbers))
     # oned's format may be wrong for it, and a qcow2 overlay taken for raw is destroyed by its guest.
     _refuse_unrecorded(vm_dir, set(ours or ()) & set(domain.disk_numbers) - set(records))
+    if records:
+        check_versions((yield from here(h.SeeVersions())))
     if (yield from _settled(vm_dir)):
         records = yield from _recorded(vm_dir, tuple(domain.disk_numbers))
     for record in records.values():
@@ -133,6 +135,29 @@ def deploy(asked: Asked) -> Plan:
     if DIRECTORY in text or (told and SHARE in told):
         text = yield from _given_shares(vm_dir, text, told)
     yield from _stock(asked, text)
+
+
+FLOORS = {
+    "QEMU": (5, 2),  # extended_l2 of qcow2 (docs/explanation/overlay-options.md)
+    "libvirt": (7, 0),  # the oldest that a guest of ours has run under: Debian 11's
+}
+"""The oldest of each that starts guests of ours."""
+
+
+def version(text: str) -> tuple[int, ...]:
+    """Return a version as numbers."""
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def check_versions(found: Mapping[str, str]) -> None:
+    """Raise NotSupported if a host's QEMU or libvirt is too old; what is unknown is not judged."""
+    for name, floor in FLOORS.items():
+        if found.get(name) and version(found[name]) < floor:
+            oldest = ".".join(map(str, floor))
+            raise NotSupported(
+                f"{name} {found[name]} is older than {oldest}: no VM of ours starts on this host. "
+                f"Update it, or deploy the VM to another host"
+            )
 
 
 def attach_disk(asked: Asked) -> Plan:

@@ -67,7 +67,15 @@ def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given]) -
     yield agree(here)
     yield agree(place.host)
     seen: s.MarkedVm
-    found, seen = yield On(here, (s.DescribeVm(place.vm, source_dir), s.LookAtVm(place.vm, source_dir)))
+    machine: s.GuestMachine
+    found, seen, machine = yield On(
+        here,
+        (
+            s.DescribeVm(place.vm, source_dir),
+            s.LookAtVm(place.vm, source_dir),
+            s.SeeMachine(source_dir, running_domain(vm)),
+        ),
+    )
     if int(place.path.split("/")[-2]) != left:
         raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
     opened: Mapping[str, s.OpenedDisk] = {}
@@ -77,7 +85,8 @@ def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given]) -
     luggage = packed(vm, records, place.path, opened)
     if luggage.stores or luggage.places:
         yield from _same_stores(here, place.host, luggage, token)
-    yield On(place.host, (*luggage.network, checklist.room_for_arrival(place, seen), *luggage.bases))
+    fits = checklist.can_run(vm, machine)
+    yield On(place.host, (*fits, *luggage.network, checklist.room_for_arrival(place, seen), *luggage.bases))
     try:
         wanted = {record.disk: record.classes for record in records if record.classes}
         took = yield from _brought(asked, vm, source_dir, luggage, wanted, seen.sizes)

@@ -44,6 +44,8 @@ COMING = (
 )
 """States in which oned has a VM's files moved to the host where it is to run."""
 MOVING = (*COMING, LcmState.EPILOG_STOP, LcmState.EPILOG_UNDEPLOY)
+SAVED = (LcmState.PROLOG_MIGRATE, LcmState.PROLOG_MIGRATE_SUSPEND)
+"""States in which a VM goes from host to host with the memory of its guest."""
 UNKNOWN = (LcmState.PROLOG_MIGRATE_UNKNOWN, LcmState.PROLOG_MIGRATE_UNKNOWN_FAILURE)
 """States in which oned has lost sight of the VM, mostly with its host (plan/vm/failover.py)."""
 MAY_BE_LOST = (*UNKNOWN, LcmState.PROLOG_MIGRATE_POWEROFF)
@@ -131,10 +133,17 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
     """Relay a VM directory between two hosts; the source lets go only when the target has it."""
     place, there = asked.source, asked.target
     yield agree(there.host)
-    found = yield from ask(place.host, s.MarkVm(place.vm, place.path))
+    mark = s.MarkVm(place.vm, place.path)
+    fits: tuple[s.CheckMachine, ...] = ()
+    found: s.MarkedVm
+    if vm.lcm_state in SAVED:
+        found, machine = yield On(place.host, (mark, s.SeeMachine(place.path, running_domain(vm))))
+        fits = checklist.can_run(vm, machine)
+    else:
+        found = yield from ask(place.host, mark)
     unmark = On(place.host, (s.UnmarkVm(place.vm, place.path, found.token),))
     try:
-        gone = yield from _carried(asked, steps, vm, guest, found, unmark)
+        gone = yield from _carried(asked, steps, vm, guest, found, fits, unmark)
     except SemisharedError:
         if found.token:
             # A mark that stays is a file beside the VM directory, which no command looks for.
@@ -148,7 +157,13 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
 
 
 def _carried(
-    asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, found: s.MarkedVm, unmark: On
+    asked: Move,
+    steps: tuple[Any, Any],
+    vm: Vm,
+    guest: str,
+    found: s.MarkedVm,
+    fits: tuple[s.CheckMachine, ...],
+    unmark: On,
 ) -> Part[str | None]:
     """Have the directory where it is to go; return the fingerprint of what is to be let go of, None if it was
     there under another name.
@@ -181,7 +196,8 @@ def _carried(
             # At rest on the front-end, its disks need no class of devices.
             target_step = target_step._replace(wants=choose.travelling(vm, found.classes))
         target_step = target_step._replace(sizes=found.sizes)
-        yield On(there.host, (checklist.room_for_arrival(there, found, keep_bases=target_step.keep_bases),))
+        room = checklist.room_for_arrival(there, found, keep_bases=target_step.keep_bases)
+        yield On(there.host, (*fits, room))
         relay = Relay(
             On(place.host, (source_step._replace(token=found.token),)),
             On(there.host, (target_step,)),

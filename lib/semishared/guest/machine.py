@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine that QEMU gives a guest, as libvirt has it, and whether this host's QEMU has it too.
+
+A guest keeps the machine type and the CPU that it was started with. A host whose QEMU is older, or whose
+processor has less, refuses the guest, but only when everything else has come: so it is asked first.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from xml.etree import ElementTree
+
+from ..errors import MigrationRefused, SemisharedError
+from ..model.vm.move_steps import GuestMachine
+from . import libvirtd
+from .domain import lookup
+from .virsh import active_domains
+
+KEPT = ("model", "vendor", "feature")
+"""What of <cpu> is of the processor; the rest is how many there are and where their memory is."""
+
+
+def seen(vm_dir: str, domain: str) -> GuestMachine:
+    """Return the machine of a guest that runs, or that is to go on from the checkpoint in its directory.
+
+    It is empty for one that does neither, and if libvirt does not answer: that is not this step's to say.
+    """
+    try:
+        return _machine(_xml(f"{vm_dir}/checkpoint", domain))
+    except (SemisharedError, ElementTree.ParseError):
+        return GuestMachine()
+
+
+def _xml(checkpoint: str, domain: str) -> str:
+    if domain in active_domains():
+        return libvirtd.call(
+            f"dumpxml {domain}", lambda connection: str(lookup(connection, domain).XMLDesc(0))
+        )
+    if not os.path.isfile(checkpoint):
+        return ""
+    what = f"save-image-dumpxml {checkpoint}"
+    return libvirtd.call(what, lambda connection: str(connection.saveImageGetXMLDesc(checkpoint, 0)))
+
+
+def _machine(xml: str) -> GuestMachine:
+    if not xml:
+        return GuestMachine()
+    domain = ElementTree.fromstring(xml)
+    kind, cpu = domain.find("os/type"), domain.find("cpu")
+    if kind is None:
+        return GuestMachine()
+    found = GuestMachine(
+        domain.get("type", ""),
+        kind.get("arch", ""),
+        kind.get("machine", ""),
+        domain.findtext("devices/emulator", ""),
+    )
+    if cpu is None or cpu.get("mode", "custom") != "custom" or cpu.get("check", "none") == "none":
+        return found
+    for part in [part for part in cpu if part.tag not in KEPT]:
+        cpu.remove(part)
+    found = found._replace(cpu=ElementTree.tostring(cpu, "unicode"))
+    # libvirt's answer may leave out what QEMU emulates. Where it says that even the host on which the guest
+    # runs lacks its CPU, the answer of another host proves nothing either.
+    return found._replace(cpu="") if lacking(found) else found
+
+
+def lacking(machine: GuestMachine) -> str:
+    """Return what this host's QEMU lacks of a machine, in libvirt's words, '' for nothing."""
+    what = f"domcapabilities --machine {machine.machine}"
+    return libvirtd.call(what, lambda connection: _lacking(connection, machine), timeout_s=ASKED_S)
+
+
+ASKED_S = 60
+"""libvirtd may have to ask a QEMU that it has not seen before."""
+
+
+def _lacking(connection: Any, machine: GuestMachine) -> str:
+    libvirt = libvirtd.binding()
+    where = machine.emulator, machine.arch, machine.machine, machine.type
+    flags = libvirt.VIR_CONNECT_COMPARE_CPU_FAIL_INCOMPATIBLE
+    try:
+        connection.getDomainCapabilities(*where, 0)
+        if machine.cpu:
+            connection.compareHypervisorCPU(*where, machine.cpu, flags)
+    except libvirt.libvirtError as e:
+        is_refused = e.get_error_code() == libvirt.VIR_ERR_CPU_INCOMPATIBLE or (
+            e.get_error_domain() == libvirt.VIR_FROM_QEMU
+            and e.get_error_code() in (libvirt.VIR_ERR_INVALID_ARG, libvirt.VIR_ERR_SYSTEM_ERROR)
+        )
+        if is_refused:
+            return " ".join((e.get_error_message() or str(e)).split())
+    return ""
+
+
+def check(vm: int, type: str, arch: str, machine: str, emulator: str, cpu: str) -> None:
+    """Raise MigrationRefused if this host's QEMU lacks the machine of a guest that is to come."""
+    try:
+        lacks = lacking(GuestMachine(type, arch, machine, emulator, cpu))
+    except SemisharedError:
+        return  # what is wrong with libvirt is said by the action that starts the guest
+    if lacks:
+        raise MigrationRefused(
+            f"VM {vm} cannot go on at {os.uname().nodename} as the machine that it was started as: {lacks}"
+        )
