@@ -9,7 +9,7 @@ RELEASE ?= 13
 SUITES ?= platforms
 SHELL := /bin/bash
 
-.PHONY: help quick lint types unit unit-early unit-late provision provision-full platform-root test test-full test-platforms real-oned test-real mutants demo replay bench docs lab-up lab-down clean
+.PHONY: help quick lint types unit unit-early unit-late provision provision-full platform-root test test-full test-platforms real-oned test-real real-upgrade mutants demo replay bench docs lab-up lab-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -62,6 +62,11 @@ real-oned: provision ## build the OpenNebula of SRC=<its checkout at a tag> in a
 
 test-real: provision ## the tests of tests/real under the OpenNebula of SRC=<its checkout at a tag>
 	@tests/real/root.sh run "$(SRC)" env PYTHONPATH=tests:lib $(PY) -m pytest -q -p no:cacheprovider --durations=5 tests/real
+
+real-upgrade: provision ## upgrade the OpenNebula of SRC, with VMs of ours, to those of THROUGH="SRC SRC", one after the other
+	@kept=$$(for source in $(THROUGH); do tests/real/root.sh build "$$source" || exit 1; done) && \
+	tests/real/root.sh run "$(SRC)" env PYTHONPATH=tests:lib THROUGH="$$kept" \
+	$(PY) -m pytest -q -s -p no:cacheprovider tests/real/test_upgrade.py
 
 mutants: provision ## put 200 small faults into the package, one at a time, and say which no test notices; goes on where it stopped
 	@$(RUN) -m mutants

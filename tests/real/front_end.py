@@ -59,6 +59,9 @@ class OpenNebula:
             shutil.rmtree(target, ignore_errors=True)
             subprocess.run(["cp", "-a", "--", place, str(target)], check=True)
             subprocess.run(["chown", "-R", f"{self.lab.uid}:{self.lab.gid}", str(target)], check=True)
+        self._configure()
+
+    def _configure(self) -> None:
         for name, changes in CHANGES.items():
             file = self.fe.path(f"{ETC}/{name}")
             if file.exists():
@@ -68,6 +71,25 @@ class OpenNebula:
                 file.write_text(text)
         self.fe.run(["chown", "-R", "root:oneadmin", ETC], user="root")
         self.fe.run(["chmod", "-R", "g+rX,o=", ETC], user="root")
+
+    def upgrade(self, kept: Path) -> None:
+        """Put another version in the place of this one, as its packages do: its programs in this root, its
+        configuration and its scripts on the front-end's disks; oned must be off.
+
+        `kept`: where root.sh has built it. What was changed in files of configuration is gone.
+        """
+        new = kept / "upper"
+        for name in ("lib/one", "share/one"):
+            shutil.rmtree(f"/usr/{name}")
+            _copy(new / "usr" / name, Path("/usr", name))
+        Path("/usr/bin/mm_sched").unlink(missing_ok=True)  # before 7.0
+        for name in ("bin", "lib/ruby/vendor_ruby"):
+            _copy(new / "usr" / name, Path("/usr", name))
+        shutil.rmtree(self.fe.path(ETC))
+        for name in (ETC, REMOTES):
+            _copy(new / name[1:], self.fe.path(name))
+        self.fe.run(["chown", "-R", "oneadmin:", REMOTES], user="root")
+        self._configure()
 
     def start(self) -> None:
         """Start oned, before 7.0 the scheduler, and the hook manager; return when oned answers."""
@@ -131,6 +153,13 @@ class OpenNebula:
     def cli(self, *words: str, node: Node | None = None) -> str:
         """Run one of OpenNebula's commands as its administrator; return what it prints."""
         return (node or self.fe).run(list(words), timeout=120).stdout.decode()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy what is in a directory over what is in another."""
+    target.mkdir(exist_ok=True)
+    words = ["cp", "-a", "--remove-destination", "--no-preserve=xattr", "--", f"{source}/.", str(target)]
+    subprocess.run(words, check=True)
 
 
 @contextmanager
