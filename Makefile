@@ -7,6 +7,8 @@ VENV := build/venv
 N ?= 2
 RELEASE ?= 13
 SUITES ?= platforms
+FILES ?= tests/real
+VERSION = $(shell cat '$(SRC)/src/im_mad/remotes/VERSION')
 SHELL := /bin/bash
 
 .PHONY: help quick lint types unit unit-early unit-late provision provision-full platform-root test test-full test-platforms real-oned test-real real-upgrade mutants demo replay bench docs lab-up lab-down clean
@@ -54,19 +56,23 @@ provision-full: ## install what make test-full needs, a Rust toolchain too
 test-full: provision-full platform-root ## all suites with all points and tests, the fuzzers at length
 	@$(RUN) tests/suites.py --full
 
-test-platforms: platform-root ## SUITES (platforms) with nodes of RELEASE=11, 13, or mixed: 13 beside this machine's
-	@SEMISHARED_PLATFORM=$(RELEASE) $(RUN) tests/suites.py $(SUITES)
+test-platforms: platform-root ## SUITES (platforms) with nodes of RELEASE=11, 13, or mixed: 13 beside this machine's; noted in docs/runs
+	@SEMISHARED_PLATFORM=$(RELEASE) $(RUN) tests/runs.py "debian-$(RELEASE)" "Debian $(RELEASE)" $(SUITES:%=build/junit-%.xml) -- \
+	$(PY) tests/suites.py $(SUITES)
 
 real-oned: provision ## build the OpenNebula of SRC=<its checkout at a tag> in a root of its own, below build/real (some ten minutes)
 	@tests/real/root.sh build "$(SRC)"
 
-test-real: provision ## the tests of tests/real under the OpenNebula of SRC=<its checkout at a tag>
-	@tests/real/root.sh run "$(SRC)" env PYTHONPATH=tests:lib $(PY) -m pytest -q -p no:cacheprovider --durations=5 tests/real
+test-real: provision ## the tests of tests/real, or FILES of them, under the OpenNebula of SRC=<its checkout at a tag>; noted in docs/runs
+	@$(RUN) tests/runs.py "opennebula-$(VERSION)" "OpenNebula $(VERSION)" build/junit-real.xml -- \
+	tests/real/root.sh run "$(SRC)" env PYTHONPATH=tests:lib $(PY) -m pytest -q -p no:cacheprovider --durations=5 \
+	--junitxml=build/junit-real.xml $(FILES)
 
 real-upgrade: provision ## upgrade the OpenNebula of SRC, with VMs of ours, to those of THROUGH="SRC SRC", one after the other
 	@kept=$$(for source in $(THROUGH); do tests/real/root.sh build "$$source" || exit 1; done) && \
+	$(RUN) tests/runs.py "upgrade-$(VERSION)" "OpenNebula $(VERSION), then $$(basename -a $$kept | xargs)" build/junit-upgrade.xml -- \
 	tests/real/root.sh run "$(SRC)" env PYTHONPATH=tests:lib THROUGH="$$kept" \
-	$(PY) -m pytest -q -s -p no:cacheprovider tests/real/test_upgrade.py
+	$(PY) -m pytest -q -s -p no:cacheprovider --junitxml=build/junit-upgrade.xml tests/real/test_upgrade.py
 
 mutants: provision ## put 200 small faults into the package, one at a time, and say which no test notices; goes on where it stopped
 	@$(RUN) -m mutants

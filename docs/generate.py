@@ -15,6 +15,7 @@ sys.path[0:0] = [str(DOCS.parent / "lib"), str(DOCS)]
 
 import fault_table  # noqa: E402
 import pictures  # noqa: E402
+import runs_table  # noqa: E402
 
 from semishared.errors import SemisharedError, catalogue  # noqa: E402
 from semishared.model import stock  # noqa: E402
@@ -123,6 +124,14 @@ def configure() -> str:
     return RESTRICTED.sub("".join(lines), CONFIGURE.read_text(encoding="utf-8"))
 
 
+SUPPORT = DOCS / "reference" / "support.md"
+
+
+def support() -> str:
+    """Return the page of what was tested, with what ran outside `make test`."""
+    return runs_table.with_runs(SUPPORT.read_text(encoding="utf-8"))
+
+
 PLATFORMS = """<!-- Generated from lib/semishared/model/platforms.py by `make docs`. -->
 # Platforms
 
@@ -201,6 +210,7 @@ PAGES = {
     "reference/platforms.md": platforms,
     "reference/faults.md": fault_table.page,
     "reference/attributes.md": attributes,
+    "reference/support.md": support,
     "how-to/configure-oned.md": configure,
     "explanation/disk.svg": pictures.disk,
     "explanation/rooms.svg": pictures.rooms,
