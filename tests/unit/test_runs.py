@@ -12,7 +12,7 @@ import pytest
 import runs
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
-import runs_table  # noqa: E402
+import runs_table  # type: ignore[import-not-found]  # noqa: E402
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.real.test_life" name="test_a"/>
