@@ -6,7 +6,7 @@ RUN := PYTHONPATH=tests:lib $(PY)
 VENV := build/venv
 N ?= 2
 RELEASE ?= 13
-SUITES ?= platforms
+SUITES ?= python platforms
 FILES ?= tests/real
 VERSION = $(shell cat '$(SRC)/src/im_mad/remotes/VERSION')
 SHELL := /bin/bash
@@ -44,7 +44,7 @@ provision: ## install what tests and demo need (Debian 12, root)
 	@tests/lab/provision.sh
 
 # Of `mixed` half of the nodes have this machine's own release.
-platform-root: provision ## have the programs of Debian RELEASE (11 or 13) for nodes of labs, below build/roots; some minutes, once
+platform-root: provision $(VENV)/ready ## have the programs of Debian RELEASE (11 or 13) for nodes of labs, below build/roots; some minutes, once
 	@$(RUN) -m lab root $(patsubst mixed,13,$(RELEASE))
 
 test: provision platform-root ## all suites: some 25 minutes on two quiet cores; what they cost is said at the end

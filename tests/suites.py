@@ -29,6 +29,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import costs
 import matrix
+from lab import roots
 from lab.cgroups import Account
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,6 +91,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 45, "full": True},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 40},
     "docs": {"paths": ["tests/docs"], "minutes": 30},
+    "python": {"paths": ["tests/unit"], "minutes": 20, "runner": "other python", "full": True},
     "shell": {"paths": ["tests/shell"], "minutes": 30, "runner": "bats"},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 30, "full": True},
 }
@@ -145,7 +147,18 @@ def bats(name: str, _full: bool) -> Tuple[List[str], Path]:
     ], directory / "report.xml"
 
 
-RUNNERS: Dict[str, Callable[[str, bool], Tuple[List[str], Path]]] = {"pytest": pytest, "bats": bats}
+def other_python(name: str, full: bool) -> Tuple[List[str], Path]:
+    """Return the same as for pytest, by the Python of the Debian release that labs have, else of 13."""
+    release = os.environ.get(roots.PLATFORM, "")
+    (_, *words), xml = pytest(name, full)
+    return ["tests/lab/in_root.sh", release if release.isdigit() else "13", "/usr/bin/python3", *words], xml
+
+
+RUNNERS: Dict[str, Callable[[str, bool], Tuple[List[str], Path]]] = {
+    "pytest": pytest,
+    "bats": bats,
+    "other python": other_python,
+}
 
 
 def skips(report: ElementTree.ElementTree[ElementTree.Element]) -> Dict[str, int]:

@@ -26,6 +26,7 @@ PACKAGES = HERE / "packages-root.txt"
 MACHINE = Path("/")
 """The root of nodes for which no release is said."""
 CODENAMES = {11: "bullseye", 13: "trixie"}
+PYTHONS = {11: "3.9", 13: "3.13"}
 POCKETS = {11: ("",), 13: ("", "-security")}
 """Where a release's packages are. The security archive has lists of a release that is out of support, whose
 packages it no longer has.
@@ -91,7 +92,23 @@ def make(release: int) -> Path:
             subprocess.run(["rm", "-rf", "--one-file-system", "--", str(root)], check=True)
             _install(root, release)
             _note(release).write_text(_content(release))
+        _install_tests(release)
     return root
+
+
+def _install_tests(release: int) -> None:
+    """Have pytest for a release's Python beside its root; raise RuntimeError where pip cannot."""
+    target, wanted = FOLDER / f"{release}.tests", CHECKOUT / "tests/requirements-root.txt"
+    known = target / wanted.name
+    if known.exists() and known.read_text() == wanted.read_text():
+        return
+    shutil.rmtree(target, ignore_errors=True)
+    words = [str(CHECKOUT / "build/venv/bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
+    words += ["--only-binary=:all:", f"--python-version={PYTHONS[release]}", f"--target={target}"]
+    done = subprocess.run([*words, f"--requirement={wanted}"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"pip cannot install {wanted.name}: {done.stderr[-2000:]}")
+    shutil.copy(wanted, known)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ it.
 from __future__ import annotations
 
 import configparser
+import sys
 from pathlib import Path
 from typing import Dict, Optional, Tuple
 
@@ -26,7 +27,7 @@ LINES = st.sampled_from(
         "  [b]",
         "[]",
         "[a",
-        "[a]b]",
+        *(["[a]b]"] if sys.version_info >= (3, 10) else []),  # the library took that for [a] before
         "[c] rest",
         "a]",
         "key = value",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def test_each_test_answers_for_what_itself_has_left(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     env = {
-        "PYTHONPATH": f"{TESTS}:{TESTS.parent}/lib",
+        "PYTHONPATH": ":".join([str(TESTS), f"{TESTS.parent}/lib", os.environ.get("PYTHONPATH", "")]),
         "PATH": "/usr/bin:/bin",
         "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each action imports, against the list in permitted_imports.txt: the start-up budget as a regression
+"""What each action imports, against a list for each version of Python: the start-up budget as a regression
 test.
 
 CPU time is measured by `make bench`; a list is what a shared machine cannot blur. Each line of it is a module
@@ -22,7 +22,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
-PERMITTED = Path(__file__).with_name("permitted_imports.txt")
+VERSION = ".".join(map(str, sys.version_info[:2]))
+PERMITTED = Path(__file__).with_name(f"permitted_imports-{VERSION}.txt")
 # The action runs as oned runs it, up to and including the plan's way to this machine's own host side; oned is
 # recorded.
 PRELUDE = """
@@ -65,7 +66,7 @@ ASKING = {
 pytestmark = [
     # Only python itself can say what it imports.
     pytest.mark.runs_python,
-    pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the list was made with Python 3.11"),
+    pytest.mark.skipif(not PERMITTED.exists(), reason=f"there is no list for Python {VERSION}"),
 ]
 
 
@@ -156,7 +157,7 @@ def judge(name: str, found: set[str]) -> None:
         return
     allowed = {module for module, actions in permitted().items() if name in actions}
     assert not found - allowed, (
-        f"{name} imports {', '.join(sorted(found - allowed))}, which permitted_imports.txt does "
+        f"{name} imports {', '.join(sorted(found - allowed))}, which {PERMITTED.name} does "
         f"not list. Import it inside the "
         "one function that needs it; if every run does, see that `make bench` stays within the "
         "budget and add it to the list"
@@ -167,7 +168,7 @@ def judge(name: str, found: set[str]) -> None:
         if module.startswith("semishared") and name in permitted()[module]
     }
     assert not missing, (
-        f"{name} does not import {', '.join(sorted(missing))} any more: take it off permitted_imports.txt"
+        f"{name} does not import {', '.join(sorted(missing))} any more: take it off {PERMITTED.name}"
     )
 
 
@@ -353,7 +354,7 @@ def regenerate() -> None:
     WATCH.active = False
     lines = [
         "# SPDX-License-Identifier: Apache-2.0",
-        "# Modules that actions may import on their way (Python 3.11), see test_start_up.py. "
+        f"# Modules that actions may import on their way (Python {VERSION}), see test_start_up.py. "
         "Every one costs CPU at every call.",
     ]
     for module in sorted(set().union(*FOUND.values())):

@@ -17,7 +17,7 @@ OF_ITS_OWN = "real"
 
 
 @pytest.mark.reads_checkout
-@pytest.mark.parametrize("runner", suites.RUNNERS)
+@pytest.mark.parametrize("runner", FILES)
 def test_every_file_of_tests_is_run_by_exactly_one_suite(runner: str) -> None:
     of_runner = [suite for suite in suites.SUITES.values() if suite.get("runner", "pytest") == runner]
     paths = [suites.ROOT / path for suite in of_runner for path in suite.get("paths", ())]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections.abc
 import functools
 import importlib
+import sys
 import types
 from pathlib import Path
 from typing import (
@@ -68,6 +69,11 @@ def works(cls: Any) -> list[Any]:
     return [of_hosts.Work]
 
 
+of_types = pytest.mark.skipif(
+    sys.version_info < (3, 10), reason="before Python 3.10 X | None cannot be evaluated"
+)
+
+
 @functools.cache
 def parts(work: Any) -> dict[str, Any]:
     """Return the parts of a work, by name, with the type of each."""
@@ -119,6 +125,7 @@ def fits(given: Any, wanted: Any) -> bool:
     return origin is not None and (get_origin(given), get_args(given)) == (origin, get_args(wanted))
 
 
+@of_types
 @pytest.mark.parametrize("name", table.ACTIONS)
 def test_each_parameter_of_a_planner_is_filled(name: str) -> None:
     words, first, row = table.ACTIONS[name]
@@ -165,6 +172,7 @@ def filled(name: str) -> Iterator[tuple[str, Any, Any]]:
                         yield parameter, parts(work)[parameter], wanted[parameter]
 
 
+@of_types
 @pytest.mark.parametrize("name", table.STEPS)
 def test_what_a_function_is_given_is_what_it_takes(name: str) -> None:
     for parameter, given, wanted in filled(name):
@@ -175,6 +183,7 @@ FORMS = {"Count": int, "Any": Any, "Optional": Optional, "Union": Union}
 FORMS.update((name.capitalize(), str) for name in shapes.FORMS if name.capitalize() not in FORMS)
 
 
+@of_types
 @pytest.mark.parametrize("name", table.STEPS)
 def test_what_a_function_returns_is_the_answer_of_its_step(name: str) -> None:
     answer = answer_of(VOCABULARY[name])
@@ -214,6 +223,7 @@ def test_each_parameter_of_a_function_is_filled(name: str) -> None:
     assert len(LEFT.get(name, [])) <= len(found[0].__defaults__ or ())
 
 
+@of_types
 def test_a_function_that_takes_something_else_is_found() -> None:
     assert fits(tuple[str, ...], collections.abc.Iterable[str]) and fits(str, str | None)
     assert not fits(str, int) and not fits(str | None, str) and not fits(tuple[int, ...], tuple[str, ...])

@@ -205,6 +205,8 @@ def canonical(text: str) -> str:
     """Return an address as Ceph and the kernel spell it, '' if it is none: addresses are compared as text."""
     import ipaddress
 
+    if re.search(r"(?:^|[.:])0[0-9]", text):
+        return ""  # 010 is 8 or 10: Python before 3.9.5 says 10
     try:
         found = ipaddress.ip_address(text)
     except ValueError:
