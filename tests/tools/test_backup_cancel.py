@@ -15,8 +15,11 @@ from typing import Dict, Iterator
 import pytest
 
 from semishared.errors import Overtaken
+from semishared.front import backup
 from semishared.guest import job_lock
 from semishared.model import steps as s
+from semishared.model.exchange import On
+from semishared.opennebula import args
 from tools.slow_disk import SlowDisk, copying, wait_until_copying
 from tools.world import MiB, World
 
@@ -157,3 +160,10 @@ def test_a_backup_is_called_as_it_was_when_it_is_over() -> None:
         ["/usr/bin/python3", "-c", code, str(ROOT / "lib")], check=True, stdout=subprocess.PIPE
     )
     assert done.stdout == b"ruby\nTrue\n"
+
+
+def test_only_a_backup_of_a_running_vm_ends_a_job_of_its_guest() -> None:
+    vm_dir = f"/var/lib/one/datastores/101/{VM}"
+    asked = args.Backup.parse([f"h1:{vm_dir}", "0", f"one-{VM}", "-", str(VM), "101"])
+    for plan, domain in ((backup.postbackup, ""), (backup.postbackup_live, f"one-{VM}")):
+        assert list(plan(asked)) == [On("h1", (s.EndBackup(VM, vm_dir, f"{vm_dir}/backup", domain),))]

@@ -34,8 +34,8 @@ def listed(world: World) -> list[dict[str, Any]]:
     return list(found["bases"])
 
 
-def verify(world: World, name: str, rate: int = 0) -> dict[str, Any]:
-    (found,) = world.on(base_steps.VerifyBase(root(world), name, rate))
+def verify(world: World, name: str, rate: int = 0, only: tuple[int, ...] = ()) -> dict[str, Any]:
+    (found,) = world.on(base_steps.VerifyBase(root(world), name, rate, only))
     assert isinstance(found, dict)
     return found
 
@@ -247,6 +247,16 @@ def test_flipped_bit_is_found_taken_out_of_use_and_mended(world: World, at: int)
     assert not verify(world, base.name)["damaged"]
     qemu_io(Path(disk.path), "qcow2", "read -P 0xa1 1M 64k", f"read -P 0xa1 {IMAGE - 65536} 64k")
     assert world.leftovers() == []
+
+
+def test_of_doubted_extents_only_those_that_are_wrong_are_told(world: World) -> None:
+    world.on(s.StageBase(root(world), world.image()))
+    (base,) = world.bases()
+    found = verify(world, base.name, only=(0, 1))
+    assert (found["bad"], found["damaged"]) == ([], False)
+    flip(base / "image", extents.EXTENT + 77)
+    found = verify(world, base.name, only=(0, 1))
+    assert (found["bad"], found["damaged"]) == ([1], True) and (base / "damaged").exists()
 
 
 def test_damaged_base_that_cannot_be_fetched_stays_out_of_use(world: World) -> None:

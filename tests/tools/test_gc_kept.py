@@ -22,6 +22,7 @@ from semishared.cli import main
 from tools.oned_site import HERE, SYSTEM, ActionSite
 from tools.test_commit_command import written
 from tools.test_gc_clouds import at_rest, done, use
+from unit.test_agreed import Terminal
 
 
 @pytest.fixture
@@ -64,6 +65,18 @@ def test_what_is_kept_of_a_directory_that_goes_is_said(
         f"removed, but for what is not committed: kept in {site.system}/{name} on {os.uname().nodename}"
     )
     assert not (site.system / str(vm)).exists()
+
+
+def test_an_administrator_who_says_no_has_nothing_removed(
+    site: ActionSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm, _ = written(site)
+    done(site, vm)
+    out = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    monkeypatch.setattr("sys.stdout", out)
+    assert main.main(["gc", "--now"]) == 1
+    assert f"vm {site.system}/{vm}: " in out.getvalue() and (site.system / str(vm)).exists()
 
 
 @pytest.mark.fault(61, "a discarded disk takes its lease along: the next gc finds nothing")

@@ -281,3 +281,9 @@ def test_killed_at_every_point_and_done_again(
             f"killed at {name}"
         )
         assert promised(pool) == SIZE and not pool.leftovers(), f"killed at {name}"
+
+
+def test_memory_that_was_closed_meanwhile_takes_no_copy(world: World, pool: Pool) -> None:
+    name = f"100-7-{'a' * 32}"
+    world.on(device_steps.CloseDevice(str(world.root), str(pool.rows()[memory(pool)]["uuid"])))
+    assert hot._begin(str(world.root), name, SIZE) is None and copies(pool) == []

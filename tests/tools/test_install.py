@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Optional
@@ -21,6 +22,7 @@ from semishared import VERSION
 from semishared.errors import CannotInstall
 from semishared.install import in_use, next_steps, preflight
 from semishared.install import main as installer
+from semishared.install.front_end import FrontEnd
 from semishared.opennebula.oned import Oned
 from semishared.wire.messages import release
 from tools.oned_site import HERE, SYSTEM, ActionSite
@@ -235,6 +237,22 @@ def test_failing_half_way_leaves_the_old_version(remotes: Path, checkout: Path) 
     done = subprocess.run([str(script), "--remotes", str(remotes)], capture_output=True, text=True)
     assert done.returncode == 1 and "cannot compile" in done.stderr
     assert snapshot(remotes) == before
+
+
+def test_nothing_is_put_into_a_directory_that_took_the_place_of_ours(
+    remotes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = tempfile.mkdtemp
+
+    def exchanged(*words: Any, **named: Any) -> str:
+        path = make(*words, **named)
+        os.chown(path, 65534, 65534)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", exchanged)
+    place = FrontEnd(str(remotes), None, False)
+    with pytest.raises(CannotInstall, match="was exchanged"), installer.staged(place, str(ROOT), [], False):
+        pass
 
 
 @pytest.mark.fault(7, "install.sh puts nothing where a link below remotes/ leads out of it")

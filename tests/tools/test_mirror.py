@@ -19,7 +19,8 @@ from typing import Any, Callable
 
 import pytest
 
-from semishared.guest import block_jobs
+from semishared.errors import MissingImage
+from semishared.guest import block_jobs, domain
 from semishared.tools import qemu_img
 
 MiB = 1 << 20
@@ -115,3 +116,10 @@ def test_what_is_written_while_it_is_mirrored_is_in_the_copy(tmp_path: Path, opt
     words = ["qemu-img", "compare", "-f", "qcow2", "-F", "qcow2", "delta", "copy"]
     done = subprocess.run(words, cwd=tmp_path, check=False, capture_output=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_disk_that_the_guest_has_not_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domain, "disks", lambda _: {"vda": "/ds/0/7/disk.0.snap/1"})
+    assert block_jobs.find("one-7", "/ds/0/7/disk.0.snap/0") == ("vda", "/ds/0/7/disk.0.snap/1")
+    with pytest.raises(MissingImage, match=r"domain one-7 on \S+ has no disk /ds/0/7/disk.1.snap/0"):
+        block_jobs.find("one-7", "/ds/0/7/disk.1.snap/0")

@@ -11,12 +11,13 @@ import hashlib
 import os
 import subprocess
 from pathlib import Path
-from typing import Callable, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator
 
 import pytest
 
 from semishared.base import room
 from semishared.config import Config
+from semishared.disk import epochs, vm_dir
 from semishared.errors import HostFailed, NoSpace
 from semishared.front import questions
 from semishared.model import steps as s
@@ -510,3 +511,24 @@ def test_what_all_bases_may_take_they_may_on_all_devices_together(
     assert eviction.choose(listed.bases, limits, listed.free) == [], "base prune has nothing to remove"
     with pytest.raises(NoSpace, match="over its size limit"):
         room.for_base(str(world.root), host.image(4), 41 * MiB, None, room.FOR_ALL)
+
+
+def test_disk_whose_removal_cannot_be_noted_is_not_called_removed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A late action would make it anew. oned asks again, and what filled the device has gone by then."""
+    disk, noted = world.disk(), []
+    world.clone(world.image(), disk)
+    note = epochs.note_deletion
+
+    def full(*words: Any) -> None:
+        noted.append(os.path.exists(disk.path))
+        if len(noted) < 3:
+            raise NoSpace("no space left")
+        note(*words)
+
+    monkeypatch.setattr(epochs, "note_deletion", full)
+    with pytest.raises(NoSpace):
+        vm_dir.remove_disk(disk, epochs.arrived(-1, [], {}))
+    vm_dir.remove_disk(disk, epochs.arrived(-1, [], {}))
+    assert noted == [True, False, False]

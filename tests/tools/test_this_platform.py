@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from semishared.errors import FalseAnswer
 from semishared.install import examine, preflight
 from semishared.model import platforms, shapes
 from semishared.share import inspection
@@ -47,6 +48,11 @@ def test_python_that_is_too_old_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         "h1: /usr/bin/python3 3.9 or newer missing; as root there: dnf install python39; alternatives --set "
         "python3 /usr/bin/python3.9"
     )
+
+
+def test_machine_that_does_not_cease_to_answer_is_not_heard_to_its_end() -> None:
+    with pytest.raises(FalseAnswer, match="localhost says more of itself than 4 MiB"):
+        examine.examine("localhost", "x", user=("sh", "-c", "head -c 5000000 /dev/zero"))
 
 
 def _here() -> platforms.Platform:

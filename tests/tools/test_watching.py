@@ -18,9 +18,9 @@ from typing import Callable
 import pytest
 
 from semishared.device import memory
-from semishared.disk import device_move
+from semishared.disk import device_move, recovery
 from semishared.errors import PoolBusy
-from semishared.guest import job_lock
+from semishared.guest import go_over, job_lock
 from semishared.host import watch
 from semishared.model.device import names as device_names
 from semishared.model.device.steps import MoveLayers
@@ -210,3 +210,15 @@ def test_a_round_that_hangs_is_ended_and_one_that_outlives_the_watcher_watches(
     os.waitpid(pid, 0)
     assert locks.is_held(lock)
     until(lambda: not locks.is_held(lock), "end of the round")
+
+
+def test_a_round_without_need_ends_what_a_killed_one_left(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm_dir, ended = world.disk().vm_dir, list[tuple[str, str]]()
+    monkeypatch.setattr(go_over, "moves", lambda _: True)
+    monkeypatch.setattr(recovery, "recover", lambda *words: ended.append(words))
+    monkeypatch.setattr(watch.Round, "_may_go_on", lambda *_: False)
+    one = watch.Round(str(world.root), 0)
+    assert not one._settled(5, vm_dir, undo=False) and ended == [], "a round that has moved a disk"
+    assert not one._settled(5, vm_dir, undo=True) and ended == [(vm_dir, "one-5")]

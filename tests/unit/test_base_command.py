@@ -8,8 +8,12 @@ from typing import Any, Callable
 
 import pytest
 
-from semishared.cli import base
+from semishared.cli import base, command
+from semishared.errors import BadArguments
 from semishared.model.base.steps import EvictedBase, HeldBase, Listed
+from semishared.opennebula.xml import Image
+
+NAMED = ((7, "debian"), (8, "debian"), (9, "7"))
 
 
 class Command:
@@ -48,3 +52,10 @@ def test_evict_fails_for_a_base_that_is_leased_and_its_dry_run_says_so(
     command: Any = Command(leases, dry_run=dry_run, goes=goes)
     (row,), line, found = base.evict(command)
     assert (line(row), found) == (said, code)
+
+
+def test_word_that_names_no_image_is_refused() -> None:
+    known = [Image.parse(f"<IMAGE><ID>{number}</ID><NAME>{name}</NAME></IMAGE>") for number, name in NAMED]
+    assert [one.id for one in command.called(known, "7", "image")] == [7, 9]
+    with pytest.raises(BadArguments, match="no image 'deb' in OpenNebula"):
+        command.called(known, "deb", "image")

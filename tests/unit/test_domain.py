@@ -113,6 +113,15 @@ def test_rewriting_twice_changes_nothing_more() -> None:
     assert Domain(once, VM_DIR).with_records(records) == once
 
 
+@pytest.mark.parametrize(
+    ("kind", "protocol", "may_be"), [("network", "rbd", True), ("network", "iscsi", False)]
+)
+def test_only_a_disk_on_rbd_may_be_ours_without_its_target(kind: str, protocol: str, may_be: bool) -> None:
+    source = f"<source protocol='{protocol}' name='one/x'/>"
+    disk = f"<disk type='{kind}' device='disk'>{source}<target dev='vda'/></disk>"
+    assert Domain(f"<domain><devices>{disk}</devices></domain>".encode(), VM_DIR).has_unknown == may_be
+
+
 def test_disk_numbers_are_those_of_the_vm_directory_only() -> None:
     text = (GOLDEN / "foreign-disks-untouched.in.xml").read_bytes()
     assert Domain(text, VM_DIR).disk_numbers == [0, 1, 9]

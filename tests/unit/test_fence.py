@@ -11,8 +11,10 @@ from xml.sax.saxutils import escape
 import pytest
 
 from lab.oned.template import parse, render
+from semishared.cli import fence as cli
 from semishared.config import Config, load
 from semishared.errors import BadAttribute
+from semishared.front.fence import Proof
 from semishared.model.store.rbd_names import FOR_EVER_S, Blocklist, ip_of, whole
 from semishared.model.store.template import fence_user
 from semishared.opennebula.xml import Host
@@ -227,3 +229,20 @@ def test_doctor_compares_the_keys_of_front_ends() -> None:
 def test_doctor_names_a_mark_that_is_not_believed() -> None:
     (found,) = of_fenced({"h1": plan.Mark(strange="why")}, {"h1": BOOT})
     assert (found.severity, found.machine, found.what) == (2, "h1", "why")
+
+
+@pytest.mark.parametrize(
+    ("off", "said"),
+    [
+        ("command", ["the fencing command has switched it off"]),
+        ("confirmed", ["it is off, as admin@fe said"]),
+        ("", []),
+    ],
+)
+def test_the_command_says_by_what_a_host_is_known_to_be_off(off: str, said: list[str]) -> None:
+    first, *others = cli.shown(Proof("h1", 2, BOOT, 1700000000, off, ("f/10.0.0.3:0/0",), ("x",), "admin@fe"))
+    assert first == f"h1 is shut out (fence 2, boot {BOOT}):" and others == [
+        *said,
+        "10.0.0.3:0/0 is on the blocklist of cluster f",
+        "not done, and not needed while it is off: x",
+    ]

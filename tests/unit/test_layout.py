@@ -202,6 +202,9 @@ def test_names_of_bases_clones_and_images_are_parsed_as_they_were_made() -> None
         name
     ) == base_names.prefix(100, 35)
     assert base_names.named(f"{name}0") is base_names.named("100-35-") is None
+    lock = Path(base_names.image_lock("/root", "100-35")).name
+    assert base_names.locked_image(lock) == "100-35"
+    assert base_names.locked_image(Path(base_names.hot_lock("/root", name)).name) is None
     own = device_names.Link(
         "0f0e0d0c-0b0a-4908-8706-050403020100", "layers", device_names.layers_name(7, 1, "0123456789ab")
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.errors import BadAttribute, NoQuota, ToolFailed
+from semishared.errors import BadArguments, BadAttribute, NoQuota, ToolFailed
 from semishared.model.refs import Refusal
 from semishared.model.share import names as share_names
 from semishared.model.share.share import Share, Tree, Use, first_uid, pools
@@ -18,6 +18,7 @@ from semishared.opennebula.xml import Datastore
 from semishared.plan.care import gc, gc_stores
 from semishared.plan.share.shares import wanted
 from semishared.share import btrfs, cephfs, xfs
+from semishared.share.plain import most_files
 from semishared.tools import mounts
 from semishared.units import GiB, MiB, TiB
 
@@ -232,6 +233,24 @@ def test_what_xfs_says_of_a_project() -> None:
     for text in (HELD, "#2000000008 1 0 1 00 [-] 1 0 1 00 [-]\n", "xfs_quota: cannot\n"):
         with pytest.raises(ToolFailed):
             xfs.parse(text, 2000000008 if text is HELD else 2000000007)
+
+
+def test_share_with_as_many_files_as_its_new_size_holds_can_have_it() -> None:
+    class Full(xfs.Xfs):
+        held = xfs.Held(MiB, 2 * GiB, files=most_files(GiB))
+
+        def _held(self, image: int) -> xfs.Held:
+            return self.held
+
+        def _limit(self, image: int, size: int, files: int) -> None:
+            self.held = self.held._replace(limit=size, most_files=files)
+
+    share = Full(Tree("xfs", "/srv/shares"))
+    share.resize(7, GiB)
+    assert share.held == xfs.Held(MiB, GiB, most_files(GiB), most_files(GiB))
+    share.held = share.held._replace(files=most_files(GiB) + 1)
+    with pytest.raises(BadArguments, match="65537 files are in the share of image 7"):
+        share.resize(7, GiB)
 
 
 def test_ranges_of_users_do_not_meet() -> None:

@@ -129,6 +129,21 @@ def test_what_the_sender_has_not_comes_from_the_first_that_reads_it() -> None:
     assert [item.ways[0].first for item in found.hosts] == [((0, 1), (2, 3)), *[()] * 4]
 
 
+def test_what_the_sender_streams_for_all_no_receiver_reads_from_the_store() -> None:
+    contents = {"a": {0: "x", 1: "y"}, "b": {0: "x"}}
+    hosts = [
+        Said("h1", True, {"b"}, {}),
+        *[Said(host, host != "h4", set(), {"a": {0, 1}}) for host in ("h2", "h3", "h4")],
+    ]
+    found = plan(hosts, contents, {}, "auto")
+    assert (found.sender, found.stream) == ("h1", (("b", ((0, 1),)), ("a", ((1, 2),))))
+    assert [(item.host, item.stream, item.ways[0].first) for item in found.hosts] == [
+        ("h2", True, ()),
+        ("h3", True, ()),
+        ("h4", False, ()),
+    ]
+
+
 digests = st.sampled_from([f"d{number}" for number in range(12)])
 CONTENTS = st.dictionaries(
     st.sampled_from("abcd"), st.dictionaries(st.integers(0, 9), digests, min_size=1, max_size=8), min_size=1

@@ -37,7 +37,7 @@ class Made(Staging):
         return item.image
 
     def _on_bridge(self, item: Wanted, step: object) -> None:
-        if set(item.changers) <= set(self.down):
+        if item.changers and set(item.changers) <= set(self.down):
             raise HostUnreachable(f"{item.changers[0]} is down")
 
 
@@ -183,6 +183,7 @@ def test_stream_is_packed_with_what_all_its_receivers_have(monkeypatch: pytest.M
 def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     lacks = HAS._replace(has=False, lacks=[[0, 1]])
     senders: List[str] = []
+    whom: List[object] = []
     asked: List[List[str]] = []
 
     def describe(
@@ -194,8 +195,9 @@ def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytes
     class Failing:
         """A round in which nothing comes."""
 
-        def __init__(self, hosts: Hosts, root: str, images: object, chosen: Plan, *_: object) -> None:
+        def __init__(self, hosts: Hosts, root: str, images: object, chosen: Plan, *more: object) -> None:
             senders.append(chosen.sender)
+            whom.append(more[-1])
 
         def run(self) -> Dict[str, object]:
             return {}
@@ -210,6 +212,7 @@ def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytes
     found = staging.run()
     assert asked[1:] == [["h1", "h2"]] * 3
     assert senders == ["h1", "h2", "h2"]
+    assert whom == ["rest", "rest", "all"], "the store serves each host only in the last round"
     assert found["h1"].ok and not found["h2"].ok
 
 

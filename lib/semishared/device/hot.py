@@ -119,7 +119,7 @@ def _begin(root: str, name: str, size: int) -> Copy | None:
             _remove(copy)  # left by a killed run
         make_way(root, size)
         for device in devices.memory(root):
-            if device.share > 0 and _takes(device) >= size > 0:
+            if _takes(device) >= size > 0:  # weight 0: none is unpromised
                 link = device_names.device(root, device.uuid)
                 try:
                     copy = Copy(device.uuid, device_names.hot(os.readlink(link), name))

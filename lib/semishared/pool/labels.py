@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import uuid as uuids
+from contextlib import suppress
 from typing import Any, Sequence
 
 from ..base import room
@@ -49,13 +50,11 @@ def is_volatile(mounted: mounts.Mount) -> bool:
 
 def _number(mounted: mounts.Mount) -> str:
     """Return the block device's number; the source's for file systems numbered 0:N, such as btrfs."""
-    if not mounted.device.startswith("0:"):
-        return mounted.device
-    try:
-        number = os.stat(mounted.source).st_rdev if mounted.source.startswith("/dev/") else 0
-    except OSError:
-        number = 0
-    return f"{os.major(number)}:{os.minor(number)}" if number else mounted.device
+    if mounted.device.startswith("0:") and mounted.source.startswith("/dev/"):
+        with suppress(OSError):
+            number = os.stat(mounted.source).st_rdev
+            return f"{os.major(number)}:{os.minor(number)}"
+    return mounted.device
 
 
 def _is_memory(device: str) -> bool:

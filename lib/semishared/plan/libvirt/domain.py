@@ -387,6 +387,5 @@ class AttachMessage:
             changes["TYPE"] = "FILE"
         changes.update(limits.attributes(self.disk))
         for name, value in changes.items():
-            if name != "TYPE" or self.disk.value(name).upper() != value:
-                self.markup.set_child(self.disk, name, value)
+            self.markup.set_child(self.disk, name, value)
         return self.markup.result()
