@@ -83,6 +83,7 @@ TITLES = {
     68: "A machine whose Python is too old can say so",
     69: "What mends a machine is in the words of its own platform",
     70: "A guest stays where its machine is",
+    76: "A migration that has failed leaves nothing behind",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.test_datastore import Store
+from tools.test_refusal import sshd  # noqa: F401 - a fixture
 
 MiB = 1 << 20
 SIZE = 12 * MiB + 5 * 512

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Web servers as they are: `stat` and `cp` ask the same client, curl, and nothing shows a password."""
+"""Web servers as they are: `stat` and `cp` ask the same client, curl, and nothing shows a password; and other
+machines, by ssh.
+"""
 
 from __future__ import annotations
 
 import base64
 import http.server
 import lzma
+import os
 import socket
 import ssl
 import subprocess
 import threading
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator
 
 import pytest
 
@@ -20,6 +23,7 @@ from images.test_formats import arrives
 from semishared.errors import BadArguments
 from semishared.tools import curl
 from tools.test_datastore import Store
+from tools.test_refusal import HOST
 
 MiB = 1 << 20
 SECRET = "gehe%20im"
@@ -233,6 +237,24 @@ def test_vhdx_behind_a_url_is_judged_by_its_beginning(store: Store, server: str,
     ):
         Handler.bodies[f"/{name}"] = body
         store.fails("stat", error_id, word, PATH=f"http://{server}/{name}")
+
+
+@pytest.mark.parametrize("packing", ["", "gzip"])
+@pytest.mark.fault(51, "stat reads of a disk on another machine as much as tells its size, packed or not")
+def test_vhdx_on_another_machine(
+    store: Store, sshd: Callable[[str], int], raw: Path, packing: str, tmp_path: Path
+) -> None:
+    sshd("")
+    store.path = os.environ["PATH"]  # with the ssh that knows HOST
+    whole, other = made.vhdx(raw.read_bytes()), tmp_path / "other"
+    other.mkdir()
+    store.template["SAFE_DIRS"] = f"ssh://{HOST}:{other}"
+    if packing:
+        whole = subprocess.run([packing, "-c", "-1"], input=whole, capture_output=True, check=True).stdout
+    (other / "disk.vhdx").write_bytes(whole)
+    arrives(store, f"ssh://{HOST}:{other}/disk.vhdx", raw)
+    (other / "short.vhdx").write_bytes(made.vhdx(raw.read_bytes())[: 100 << 10])
+    store.fails("stat", "SS077", PATH=f"ssh://{HOST}:{other}/short.vhdx")
 
 
 def test_page_of_a_server_is_refused(store: Store, server: str) -> None:

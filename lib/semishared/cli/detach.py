@@ -23,7 +23,7 @@ from typing import Dict, List, Optional, Tuple
 from .. import NAME
 from ..config import load
 from ..errors import BadAttribute
-from ..front import publication
+from ..front import noted_datastores, publication
 from ..front.detach import detach
 from ..install import timer
 from ..install.front_end import ONEADMIN
@@ -109,9 +109,13 @@ def meant(vms: List[Vm], arguments: argparse.Namespace) -> List[Vm]:
 
 
 def due(oned: Oned) -> Dict[int, Tuple[int, ...]]:
-    """Return the disks to detach without request, by VM; warn of wrong attributes."""
+    """Return the disks to detach without request, by VM; warn of wrong attributes.
+
+    What the datastores say is noted: the timer's other command asks for them only if a VM has changed.
+    """
     images = {image.id: image for image in oned.images()}
     datastores = {store.id: store for store in oned.datastores()}
+    noted_datastores.note_all(datastores.values())
     found = {}
     for vm in oned.vms():
         try:

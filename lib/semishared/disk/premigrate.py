@@ -26,6 +26,7 @@ from ..model.vm.move_steps import (
     WrittenProbe,
 )
 from ..tools import beneath, files
+from ..tools.effects import point
 from . import records, recovery, vm_dir
 from .epochs import Planned
 
@@ -125,7 +126,9 @@ def add_deltas(step: AddDeltas, planned: Planned) -> None:
 
 
 def merge_deltas(step: MergeDeltas) -> None:
-    """Merge a guest's deltas, if any, into the layers below."""
+    """Merge a guest's deltas, if any, into the layers below; take back a proof that no migration has used."""
+    if files.unlink(disk_names.migration_note(step.vm_dir)):
+        point("proof taken back")
     if recovery.left(step.vm_dir):
         job_lock.take(step.vm, step.vm_dir)
         recovery.recover(step.vm_dir, step.domain)

@@ -4,8 +4,9 @@
     semishared_datastores/<datastore>      {"version": 1, "attributes": {NAME: VALUE, ...}}
 
 What a template says is noted while it is whole (model/store/lost.py): by the monitoring of an image
-datastore, which those for systems do not have, by `setup`, and by `publish`, which a timer starts. An action
-on a datastore that has lost some is right all the same, or it is refused at its start.
+datastore, which those for systems do not have, by `setup`, and by what the timer starts: `publish` if a VM
+has changed, and `detach --due`. An action on a datastore that has lost some is right all the same, or it is
+refused at its start.
 """
 
 from __future__ import annotations

@@ -140,11 +140,28 @@ class _Download:
 @contextmanager
 def _opened(source: Source) -> Iterator[Packed]:
     if source.ssh:
-        with piped([*SSH, source.ssh[0], f"cat -- '{source.ssh[1]}'"], feed=False) as file:
-            yield file
+        destination, path = source.ssh
+        with _sent(source, [*SSH, destination, f"cat -- '{path}'"]) as chunks:
+            yield _Download(chunks)
         return
     with _answered(source) as answer:
         yield _Download(answer.chunks)
+
+
+@contextmanager
+def _sent(source: Source, argv: list[str], stdin: bytes = b"") -> Iterator[Generator[bytes, None, None]]:
+    """Yield what a program fetches, and end it with the block, for which the beginning may be enough.
+
+    Raise SourceUnavailable, SourceTooSlow.
+    """
+    try:
+        with closing(stream(argv, stdin=stdin, silence_s=SILENT_S)) as chunks:
+            yield chunks
+    except ToolFailed as e:
+        why = curl.reason(e.detail, source.path) if stdin else e.detail
+        raise SourceUnavailable(f"{source.name}: {why}") from None
+    except ToolTimeout:
+        raise SourceTooSlow(f"{source.name} has sent nothing for {SILENT_S:.0f} s") from None
 
 
 @contextmanager
@@ -154,14 +171,8 @@ def _answered(source: Source, range: str = "") -> Iterator[_Answer]:
     Raise SourceUnavailable, SourceTooSlow.
     """
     words = ["--include", "--suppress-connect-headers", *(["--range", range] if range else [])]
-    chunks = stream([*curl.argv(source.trusting), *words], stdin=curl.config(source.path), silence_s=SILENT_S)
-    try:
-        with closing(chunks):
-            yield _answer(chunks)
-    except ToolFailed as e:
-        raise SourceUnavailable(f"{source.name}: {curl.reason(e.detail, source.path)}") from None
-    except ToolTimeout:
-        raise SourceTooSlow(f"{source.name} has sent nothing for {SILENT_S:.0f} s") from None
+    with _sent(source, [*curl.argv(source.trusting), *words], curl.config(source.path)) as chunks:
+        yield _answer(chunks)
 
 
 def _answer(chunks: Generator[bytes, None, None]) -> _Answer:

@@ -356,7 +356,9 @@ class AddDeltas(Step[None]):
 
 
 class MergeDeltas(Step[None]):
-    """Merge the layers that AddDeltas has put on top, if there are any, into what they lie over."""
+    """Merge the layers that AddDeltas has put on top, if there are any, into what they lie over, and take back
+    what AllowMigration has left: the migration has ended.
+    """
 
     vm: int
     vm_dir: str
