@@ -206,8 +206,8 @@ def test_fix_shows_and_does_nothing_with_dry_run(
 def test_a_system_datastore_given_more_since(
     site: ActionSite, monkeypatch: pytest.MonkeyPatch, version: str, words: list[str]
 ) -> None:
-    """Nothing monitors one of ours: what the timer starts notes it. Its publisher asks oned for nothing as long
-    as no VM has changed, while its detaching asks for all datastores each time.
+    """Nothing monitors one of ours: what the timer starts notes it. Its publisher asks oned for nothing as
+    long as no VM has changed, while its detaching asks for all datastores each time.
     """
     marked(site)
     site.oned.datastore_update(SYSTEM, 'SEMISHARED_IO_CLASS="normal"')

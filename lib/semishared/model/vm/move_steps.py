@@ -356,8 +356,9 @@ class AddDeltas(Step[None]):
 
 
 class MergeDeltas(Step[None]):
-    """Merge the layers that AddDeltas has put on top, if there are any, into what they lie over, and take back
-    what AllowMigration has left: the migration has ended.
+    """Merge the layers that AddDeltas has put on top, if there are any, into what they lie over.
+
+    What AllowMigration has left goes: the migration has ended.
     """
 
     vm: int
