@@ -284,6 +284,7 @@ class LookAtGuest(Step["dict[str, OpenedDisk]"]):
 class SeeMachine(Step[GuestMachine]):
     """Report the machine of the guest that runs in a VM directory, or is to go on from its checkpoint."""
 
+    vm: int
     vm_dir: str
     domain: str
 

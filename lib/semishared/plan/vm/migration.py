@@ -73,7 +73,7 @@ def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given]) -
         (
             s.DescribeVm(place.vm, source_dir),
             s.LookAtVm(place.vm, source_dir),
-            s.SeeMachine(source_dir, running_domain(vm)),
+            s.SeeMachine(place.vm, source_dir, running_domain(vm)),
         ),
     )
     if int(place.path.split("/")[-2]) != left:

@@ -137,7 +137,7 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
     fits: tuple[s.CheckMachine, ...] = ()
     found: s.MarkedVm
     if vm.lcm_state in SAVED:
-        found, machine = yield On(place.host, (mark, s.SeeMachine(place.path, running_domain(vm))))
+        found, machine = yield On(place.host, (mark, s.SeeMachine(place.vm, place.path, running_domain(vm))))
         fits = checklist.can_run(vm, machine)
     else:
         found = yield from ask(place.host, mark)
