@@ -43,9 +43,8 @@ $(VENV)/ready: tests/requirements-lint.txt
 provision: ## install what tests and demo need (Debian 12, root)
 	@tests/lab/provision.sh
 
-# Of `mixed` half of the nodes have this machine's own release.
-platform-root: provision $(VENV)/ready ## have the programs of Debian RELEASE (11 or 13) for nodes of labs, below build/roots; some minutes, once
-	@$(RUN) -m lab root $(patsubst mixed,13,$(RELEASE))
+platform-root: provision $(VENV)/ready ## have the programs of Debian RELEASE (11, 13, or test-platforms') for nodes of labs, below build/roots; some minutes, once
+	@$(RUN) -m lab root $(RELEASE)
 
 test: provision platform-root ## all suites: some 25 minutes on two quiet cores; what they cost is said at the end
 	@$(RUN) tests/suites.py
@@ -56,7 +55,7 @@ provision-full: ## install what make test-full needs, a Rust toolchain too
 test-full: provision-full platform-root ## all suites with all points and tests, the fuzzers at length
 	@$(RUN) tests/suites.py --full
 
-test-platforms: platform-root ## SUITES (platforms) with nodes of RELEASE=11, 13, or mixed: 13 beside this machine's; noted in docs/runs
+test-platforms: platform-root ## SUITES with nodes of RELEASE=11, 13, or mixed: 13 beside this machine's; ceph18: a cluster of 13; noted in docs/runs
 	@SEMISHARED_PLATFORM=$(RELEASE) $(RUN) tests/runs.py "debian-$(RELEASE)" "Debian $(RELEASE)" $(SUITES:%=build/junit-%.xml) -- \
 	$(PY) tests/suites.py $(SUITES)
 

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from lab import roots
 from lab.ceph import BRIDGE, POOL, READER, REMOTE, REMOTE_SECRET, SECRET, USER, Cluster
 from lab.cloud import Cloud
 from lab.node import Node
 from semishared.plan.store import ceph_caps
 
+PLATFORM = os.environ.get(roots.PLATFORM, "")
 WRITES = ("bench", "--io-type", "write", "--io-size", "1M", "--io-total")
 
 
@@ -35,6 +39,13 @@ def test_it_is_healthy(ceph: Cluster) -> None:
     while (health := ceph.command("health"))["status"] != "HEALTH_OK":
         assert time.monotonic() < deadline, health
         time.sleep(0.5)
+
+
+def test_it_has_the_version_that_the_platform_says(ceph: Cluster) -> None:
+    """And its clients that of their own release."""
+    (version,) = ceph.command("versions")["overall"]
+    wanted = [int(part.removeprefix("ceph")) for part in PLATFORM.split("+") if part in roots.CEPH]
+    assert re.match(r"ceph version ([0-9]+)\.", version).groups() == (str(*wanted or [16]),)  # type: ignore[union-attr]
 
 
 def test_keys_lie_only_where_their_role_is(cloud: Cloud) -> None:

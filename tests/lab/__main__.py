@@ -7,7 +7,7 @@
     python3 -m lab exec NODE CMD...  a command in a node, as oneadmin; `root@NODE` as root
     python3 -m lab down              take all standing labs away, and what dead test runs left
     python3 -m lab prepare           have below build/lab what labs keep there, before several want it at once
-    python3 -m lab root RELEASE...   have the programs of other Debian releases below build/roots
+    python3 -m lab root PLATFORM...  have the programs of other Debian releases that it needs, below build/roots
 
 With more than one standing, `--lab ID` in front of the command says which.
 """
@@ -69,13 +69,14 @@ def main() -> int:
     up = commands.add_parser("up", help="put up a lab that stays")
     up.add_argument("hosts", nargs="?", type=int, default=2, metavar="N", help=f"hosts, 1 to {MOST_HOSTS}")
     up.add_argument("--stores", type=int, nargs="+", default=[100], metavar="ID", help="shared image stores")
-    up.add_argument("--ceph", action="store_true", help="a Ceph cluster on a node of its own")
+    more = "a Ceph cluster on a node of its own, with so many OSDs (1)"
+    up.add_argument("--ceph", nargs="?", type=int, default=0, const=1, metavar="OSDS", help=more)
     commands.add_parser("down", help="take down what `up` put up")
     commands.add_parser("status", help="show the standing labs")
     commands.add_parser("install", help="install the checkout's drivers")
     commands.add_parser("prepare", help="fill the caches of labs")
     root = commands.add_parser("root", help="make roots of other Debian releases")
-    root.add_argument("releases", nargs="+", type=int, choices=sorted(roots.CODENAMES), metavar="RELEASE")
+    root.add_argument("platforms", nargs="+", metavar="PLATFORM", help="11, 13, mixed, ceph18; 13+ceph18 is both")
     inside = commands.add_parser("exec", help="run a command in a node")
     inside.add_argument("node")
     inside.add_argument("words", nargs=argparse.REMAINDER)
@@ -102,9 +103,9 @@ def main() -> int:
             pass
     elif given.command == "root":
         try:
-            for release in given.releases:
+            for release in sorted({n for name in given.platforms for n in roots.platform(name, 2).values()}):
                 print(f"lab: the root of Debian {release} is {roots.make(release)}")
-        except RuntimeError as error:
+        except (ValueError, RuntimeError) as error:
             raise SystemExit(f"lab: {error}") from None
     else:
         return _exec(_one(given.lab), given.node, given.words)

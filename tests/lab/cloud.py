@@ -71,13 +71,14 @@ class Cloud:
         cls,
         hosts: int = 2,
         systems: Sequence[int] = (SYSTEM,),
-        ceph: bool = False,
+        ceph: int = 0,
         cephfs: bool = False,
         forks: bool = False,
         installs: bool = False,
         releases: Optional[Mapping[str, int]] = None,
     ) -> Iterator[Cloud]:
-        """Put up lab, drivers and datastores (with `ceph` also RBD_STORE); take all of it down at the end.
+        """Put up lab, drivers and datastores (with `ceph`, a number of OSDs, also RBD_STORE); take all of it
+        down at the end.
 
         With `cephfs` STORE is on CephFS, which each node mounts by itself; else it is a bind mount. With
         `forks` the drivers are forked and not started (forks.py), and machines share connections

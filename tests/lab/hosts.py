@@ -109,11 +109,11 @@ class Lab:
         hosts: int = 2,
         stores: Sequence[int] = (100,),
         stay: bool = False,
-        ceph: bool = False,
+        ceph: int = 0,
         releases: Optional[Mapping[str, int]] = None,
     ) -> Lab:
-        """Put up a lab, with a Ceph cluster if told; with `stay` it remains when this process ends, until
-        `lab down`.
+        """Put up a lab, with a Ceph cluster of so many OSDs if told; with `stay` it remains when this process
+        ends, until `lab down`.
 
         `releases`: which nodes have the programs of another Debian release than this machine's (roots.py);
         where it is not said, the environment does.
@@ -136,13 +136,13 @@ class Lab:
         for release in machines:
             if not caches.capabilities(roots.of(release)):
                 only = {} if release is None else {"h1": release}
-                with cls._up(1, (), stay=False, ceph=False, releases=only) as lab:
+                with cls._up(1, (), stay=False, ceph=0, releases=only) as lab:
                     lab._ask_qemu()
         return cls._up(hosts, stores, stay, ceph, releases)
 
     @classmethod
     def _up(
-        cls, hosts: int, stores: Sequence[int], stay: bool, ceph: bool, releases: Mapping[str, int]
+        cls, hosts: int, stores: Sequence[int], stay: bool, ceph: int, releases: Mapping[str, int]
     ) -> Lab:
         sharedfs = caches.build([caches.HERE / "sharedfs.c"], ["-shared", "-fPIC"])
         record = {
@@ -172,7 +172,7 @@ class Lab:
             lab._prepare(sharedfs, names)
             lab._start_all()
             if ceph:
-                lab.ceph.create()
+                lab.ceph.create(osds=int(ceph))
                 lab.ceph.serve(lab.fe, lab.hosts)
             if stay:
                 assert guard.stdin

@@ -2,7 +2,7 @@
 """Make roots of other Debian releases, whose programs a node of the lab may have in the place of this
 machine's.
 
-A root has its own libvirtd, QEMU, Python, sshd and Ceph client. mmdebstrap makes it from the mirrors that apt
+A root has its own libvirtd, QEMU, Python, sshd and Ceph. mmdebstrap makes it from the mirrors that apt
 on this machine uses, once: it is kept in build/roots, which `make clean` leaves. The kernel is this
 machine's.
 """
@@ -37,10 +37,18 @@ MACHINES = {11: "pc-i440fx-5.2", None: "pc-i440fx-7.2", 13: "pc-i440fx-10.0"}
 """The newest machine type of each release's QEMU, the oldest release first; None is this machine's."""
 PLATFORM = "SEMISHARED_PLATFORM"
 """Of the environment: which releases the nodes of labs have, if those that put them up do not say."""
+CEPH = {"ceph18": 13}
+"""Which release has that version of Ceph, for the cluster's daemons. This machine's is 16."""
+CLUSTER = "ceph"
+"""The node that has them."""
 UNREAD = ("doc", "man", "info", "locale", "lintian", "help")
 """Of /usr/share: what no program in a node reads."""
 MERGE = 'cd "$1" && for name in bin sbin lib lib64; do mkdir -p usr/$name && ln -s usr/$name .; done'
 """A hook of mmdebstrap's, as its own of that purpose wants an apt in the root."""
+EMPTY = {13: ("usr/lib/python3/dist-packages/bcrypt/__init__.py",)}
+"""Files of a release that have nothing in them. Debian 13's Ceph has a manager without modules, as each begins
+with this one, which no Python but a process's first can load; they need nothing of it that is done here.
+"""
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 PASSED_ON = re.compile(r'^Acquire::(?:Check-Valid-Until|https?::[\w:.-]*Proxy[\w:.-]*) "[^"]*";$')
 """Of what apt is configured with on this machine: how it reaches its mirrors."""
@@ -59,14 +67,34 @@ def of(release: int | None) -> Path:
 
 
 def platform(name: str, hosts: int) -> dict[str, int]:
-    """Return which nodes of a lab have which release: `11` or `13` all of them, `mixed` the front-end and
-    every other host 13 beside this machine's; '' none.
+    """Return which nodes of a lab have which release: `11` or `13` the front-end and all hosts, `mixed` the
+    front-end and every other host 13 beside this machine's, `ceph18` the cluster; `13+ceph18` is both, ''
+    none.
     """
-    if not name:
-        return {}
-    if name == "mixed":
-        return {"fe": 13, **{f"h{number}": 13 for number in range(2, hosts + 1, 2)}}
-    return {"fe": int(name), **{f"h{number}": int(name) for number in range(1, hosts + 1)}}
+    wanted = {}
+    for part in filter(None, name.split("+")):
+        if part in CEPH:
+            wanted[CLUSTER] = CEPH[part]
+            continue
+        numbers = range(2, hosts + 1, 2) if part == "mixed" else range(1, hosts + 1)
+        nodes = ["fe", *(f"h{number}" for number in numbers)]
+        wanted.update(dict.fromkeys(nodes, 13 if part == "mixed" else int(part)))
+    return wanted
+
+
+def of_cluster() -> Path:
+    """Return the root whose programs a cluster has that is no node of a lab."""
+    return of(platform(os.environ.get(PLATFORM, ""), 0).get(CLUSTER))
+
+
+def within(root: Path) -> list[str]:
+    """Return what starts a command, put behind it, on this machine with the programs of a root."""
+    if root == MACHINE:
+        return []
+    # /usr last: from there on all that is started is the root's.
+    parts = " ".join(f"/{part}" for part in ("etc/alternatives", "etc/ld.so.cache", "usr"))
+    mounts = f'for part in {parts}; do mount --rbind "$0$part" "$part"; done; exec "$@"'
+    return ["unshare", "--mount", "sh", "-euc", mounts, str(root)]
 
 
 def machine(releases: Iterable[int | None]) -> str:
@@ -127,7 +155,7 @@ def _note(release: int) -> Path:
 
 def _content(release: int) -> str:
     """Return what says whether a root that was made is the one which would be made now."""
-    return hashlib.sha256("\n".join(_packages(release)).encode()).hexdigest()
+    return hashlib.sha256("\n".join([*_packages(release), *EMPTY.get(release, ())]).encode()).hexdigest()
 
 
 def _is_made(release: int) -> bool:
@@ -181,6 +209,8 @@ def _install(root: Path, release: int) -> None:
     if done.returncode:
         shutil.rmtree(root, ignore_errors=True)
         raise RuntimeError(f"mmdebstrap cannot make a root of Debian {release}: {done.stderr[-2000:]}")
+    for name in EMPTY.get(release, ()):
+        (root / name).write_text("")
     # The name that OpenNebula's domain XML has for it, as provision.sh gives it on this machine.
     libvirts, opennebulas = EMULATORS
     (root / opennebulas.lstrip("/")).symlink_to(Path(libvirts).name)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Ceph cluster of this machine's own, below one directory: monitor, manager and one OSD on loopback, as
-plain processes.
+plain processes, with the programs of the root that a platform says (lab/roots.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Iterator, List
 
 import rados
+
+from lab import roots
 
 CONF = """\
 [global]
@@ -65,6 +67,7 @@ mgr stats period = 2
 osd data = {top}/osd0
 pid file = {top}/run/osd0.pid
 osd objectstore = bluestore
+osd class dir = /usr/lib/x86_64-linux-gnu/rados-classes
 bluestore block size = 6442450944
 bluestore block create = true
 bluestore cache autotune = false
@@ -91,6 +94,7 @@ class LocalCluster:
         self.top = top
         self.conf = f"{top}/ceph.conf"
         self._mgr: subprocess.Popen[bytes] | None = None
+        self._within = roots.within(roots.of_cluster())
         for name in ("mon", "mgr", "run", "osd0"):
             (top / name).mkdir(parents=True)
         port = _free_port()
@@ -153,7 +157,7 @@ class LocalCluster:
     def _run(self, *argv: str) -> None:
         with open(f"{self.top}/log", "ab") as log:
             done = subprocess.run(
-                argv,
+                [*self._within, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -185,7 +189,7 @@ class LocalCluster:
                 # Its modules print, and die without a stderr: it stays in the foreground.
                 with open(f"{self.top}/log", "ab") as log:
                     self._mgr = subprocess.Popen(
-                        ["ceph-mgr", "-f", "-c", self.conf, "-i", "a"],
+                        [*self._within, "ceph-mgr", "-f", "-c", self.conf, "-i", "a"],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,

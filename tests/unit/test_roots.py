@@ -14,6 +14,8 @@ from lab import roots
         ("", {}),
         ("11", {"fe": 11, "h1": 11, "h2": 11, "h3": 11}),
         ("mixed", {"fe": 13, "h2": 13}),
+        ("ceph18", {"ceph": 13}),
+        ("mixed+ceph18", {"fe": 13, "h2": 13, "ceph": 13}),
     ],
 )
 def test_a_platform_says_the_release_of_each_node(name: str, wanted: dict[str, int]) -> None:
@@ -38,7 +40,8 @@ def test_guests_have_the_machine_type_of_the_oldest_host(
 @pytest.mark.reads_checkout
 def test_a_release_has_what_is_listed_for_it_and_for_all() -> None:
     older, newer = (set(roots._packages(release)) for release in (11, 13))
-    assert newer - older == {"virtiofsd"}
+    daemons = {"ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse"}
+    assert newer - older == {"virtiofsd", *daemons}
     assert "qemu-system-x86" in older and older < newer
 
 

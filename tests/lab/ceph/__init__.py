@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Ceph cluster on a node of the lab: one monitor, one manager, one OSD on bluestore, cephx.
+"""A real Ceph cluster on a node of the lab: one monitor, one manager, OSDs on bluestore (one, where it is not
+said), cephx.
 
     with Lab.up(hosts=2, ceph=True) as lab:
         lab.ceph.images()                 # of pool `one`

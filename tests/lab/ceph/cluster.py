@@ -16,7 +16,7 @@ import time
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from lab import state
 from lab.ceph import conf
@@ -34,6 +34,7 @@ REMOTE_SECRET = "7b3f0c52-9d64-4c1e-8a0d-2f5d1f6a4e22"
 OWNER = "ceph"
 DAEMONS = ("mon", "mgr", "osd", "mds")
 ADMIN = "/etc/ceph/ceph.client.admin.keyring"
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 SECRET_XML = f"""\
 <secret ephemeral='no' private='yes'>
   <uuid>{SECRET}</uuid>
@@ -53,17 +54,20 @@ class Cluster:
     # -- made once
     # ----------------------------------------------------------------------------------------------------
 
-    def create(self, gib: int = 10) -> None:
+    def create(self, gib: int = 10, osds: int = 1) -> None:
         """Make the cluster and its pool, and wait until it serves: about 5 s."""
-        fsid = str(uuid.uuid4())
-        self._write("/etc/ceph/ceph.conf", conf.daemons(fsid, self.node.ip, gib), 0o644)
-        for daemon in ("mon/ceph-a", "mgr/ceph-a", "osd/ceph-0", "mds/ceph-a"):
+        fsid, made = str(uuid.uuid4()), [str(uuid.uuid4()) for _ in range(osds)]
+        self._write("/etc/ceph/ceph.conf", conf.daemons(fsid, self.node.ip, gib, osds), 0o644)
+        for daemon in ("mon/ceph-a", "mgr/ceph-a", "mds/ceph-a", *(f"osd/ceph-{i}" for i in range(osds))):
             self._run(["install", "-d", "-o", OWNER, "-g", OWNER, f"/var/lib/ceph/{daemon}"], user="root")
         self._directories()
+        # The manager's telemetry reads it when it is loaded (18), and nodes have nothing of /etc/ssl.
+        trusted = self.node.root / CERTIFICATES.lstrip("/")
+        if trusted.exists():
+            self._write(CERTIFICATES, trusted.read_text(), 0o644)
         # Every key is in the keyring the monitor is made with: none needs a running monitor.
         seed = "/var/lib/ceph/seed"
-        self._run(["bash", "-euc", _KEYS, "keys", seed, ADMIN], user="root")
-        osd = str(uuid.uuid4())
+        self._run(["bash", "-euc", _KEYS, "keys", seed, ADMIN, *map(str, range(osds))], user="root")
         address = f"[v2:{self.node.ip}:3300,v1:{self.node.ip}:6789]"
         self._run(
             [
@@ -80,31 +84,16 @@ class Cluster:
             user="root",
         )
         self._run(["chown", OWNER, seed, "/var/lib/ceph/monmap"], user="root")
-        make = [
-            "ceph-osd",
-            "--mkfs",
-            "-i",
-            "0",
-            "--osd-uuid",
-            osd,
-            "--no-mon-config",
-            "--monmap",
-            "/var/lib/ceph/monmap",
-        ]
-        log = self.node.path("/var/log/ceph/mkfs.log").open("wb")
-        making = self.node.popen(
-            make, user=OWNER, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )  # beside the monitor's start
-        log.close()
+        making = [self._make_osd(number, osd) for number, osd in enumerate(made)]
         self._run(["ceph-mon", "--mkfs", "-i", "a", "--monmap", "/var/lib/ceph/monmap", "--keyring", seed])
         self._run(["rm", seed], user="root")
         self.start("mon")
         key = "mgr/devicehealth/enable_monitoring"  # it would make a pool of its own
         self.ask(
             ["command", ["config set"], {"who": "mgr", "name": key, "value": "false", "force": True}],
-            ["command", ["osd new"], {"uuid": osd, "id": 0}],
+            *(["command", ["osd new"], {"uuid": osd, "id": number}] for number, osd in enumerate(made)),
         )
-        if making.wait():
+        if any([process.wait() for process in making]):
             raise RuntimeError(
                 f"ceph-osd --mkfs: {self.node.path('/var/log/ceph/mkfs.log').read_text()[-2000:]}"
             )
@@ -117,6 +106,15 @@ class Cluster:
             ["pool", [POOL], {}],
             ["wait", ["mgr"], {}],
         )
+
+    def _make_osd(self, number: int, osd: str) -> NodeProcess:
+        """Begin to make what an OSD stores on, beside the monitor's start."""
+        make = ["ceph-osd", "--mkfs", "-i", str(number), "--osd-uuid", osd]
+        make += ["--no-mon-config", "--monmap", "/var/lib/ceph/monmap"]
+        with self.node.path("/var/log/ceph/mkfs.log").open("ab") as log:
+            return self.node.popen(
+                make, user=OWNER, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def serve(self, front_end: Node, hosts: Sequence[Node]) -> None:
         """Give front-end and hosts what an admin gives them: ceph.conf, the keys of their roles, libvirt's
@@ -197,19 +195,28 @@ class Cluster:
     # -- daemons
     # ------------------------------------------------------------------------------------------------------
 
+    def osds(self) -> List[int]:
+        """Return the numbers of the OSDs, up or not."""
+        return sorted(int(path.name[5:]) for path in self.node.path("/var/lib/ceph/osd").iterdir())
+
     def start(self, *daemons: str) -> None:
-        """Start daemons (default: monitor, manager, OSD); returns once they have started, which is before
-        they serve.
+        """Start daemons (default: monitor, manager, all OSDs; `osd.1` is one of these); returns once they have
+        started, which is before they serve.
         """
         self._directories()
-        for daemon in daemons or ("mon", "mgr", "osd"):
+        for kind, name in (one for daemon in daemons or ("mon", "mgr", "osd") for one in self._names(daemon)):
             # The manager's modules print, and die where there is no stderr: it stays in the foreground of a
             # shell's job.
-            number = "0" if daemon == "osd" else "a"
             run = 'exec >>/var/log/ceph/$1.out 2>&1 </dev/null; ulimit -n 8192; "ceph-$1" -i "$2"'
-            if daemon == "mgr":
+            if kind == "mgr":
                 run = 'exec >>/var/log/ceph/$1.out 2>&1 </dev/null; setsid "ceph-$1" -f -i "$2" &'
-            self._run(["bash", "-c", run, "start", daemon, number])
+            self._run(["bash", "-c", run, "start", kind, name])
+
+    def _names(self, daemon: str) -> List[Tuple[str, str]]:
+        kind, _, name = daemon.partition(".")
+        if kind != "osd":
+            return [(kind, "a")]
+        return [(kind, name)] if name else [(kind, str(number)) for number in self.osds()]
 
     def stop(self, *daemons: str, hard: bool = True) -> None:
         """End daemons (default: all that run), with SIGKILL, or in order when not `hard`; data is kept."""
@@ -241,15 +248,17 @@ class Cluster:
 
     def pids(self, daemon: str) -> List[int]:
         """Return the pids, as seen from outside, of this cluster's running daemons of a kind (mon, mgr, osd,
-        mds).
+        mds), or of one of them (`osd.1`).
         """
+        kind, _, name = daemon.partition(".")
         mine = os.readlink(f"/proc/{self.node.pid}/ns/pid")
         found = []
         for entry in Path("/proc").iterdir():
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
                 if (
-                    words[0] == f"ceph-{daemon}".encode()
+                    words[0] == f"ceph-{kind}".encode()
+                    and (not name or words[words.index(b"-i") + 1] == name.encode())
                     and os.readlink(entry / "ns/pid") == mine
                     and state.started(int(entry.name))
                 ):
@@ -335,14 +344,14 @@ class Cluster:
         self.ask(["remove", [POOL, image], {}])
 
     def bytes_read(self) -> int:
-        """Return how many bytes the OSD has given to clients so far: data, and headers of a few hundred bytes
+        """Return how many bytes the OSDs have given to clients so far: data, and headers of a few hundred bytes
         per open.
         """
-        return int(self.osd("perf dump")["osd"]["op_r_out_bytes"])
+        return sum(int(self.osd("perf dump", number)["osd"]["op_r_out_bytes"]) for number in self.osds())
 
     def bytes_written(self) -> int:
-        """Return how many bytes the OSD has got from clients so far."""
-        return int(self.osd("perf dump")["osd"]["op_w_in_bytes"])
+        """Return how many bytes the OSDs have got from clients so far."""
+        return sum(int(self.osd("perf dump", number)["osd"]["op_w_in_bytes"]) for number in self.osds())
 
     def sessions(self) -> Dict[str, List[str]]:
         """Return who is connected to the monitor as what user, and from where."""
@@ -354,9 +363,9 @@ class Cluster:
             found.setdefault(session["entity_name"], []).append(addresses[0]["addr"].partition(":")[0])
         return found
 
-    def osd(self, command: str) -> Any:
-        """Ask the OSD's admin socket."""
-        return self._daemon("osd.0", command)
+    def osd(self, command: str, number: int = 0) -> Any:
+        """Ask an OSD's admin socket."""
+        return self._daemon(f"osd.{number}", command)
 
     def mds(self, command: str, **words: Any) -> Any:
         """Ask the metadata server's admin socket."""
@@ -391,7 +400,7 @@ class Cluster:
 
     def _write(self, path: str, text: str, mode: int, node: Optional[Node] = None, owner: int = 0) -> None:
         target = (node or self.node).path(path)
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(handle, "w") as out:
             os.fchmod(handle, mode)
@@ -400,6 +409,7 @@ class Cluster:
 
 
 _KEYS = """\
+# SEED ADMIN'S-KEYRING OSD...
 umask 077
 make() { # USER KEYRING CAPS...
     local user=$1 file=$2
@@ -407,11 +417,14 @@ make() { # USER KEYRING CAPS...
     ceph-authtool -C "$file" --gen-key -n "$user" "$@" >/dev/null
     ceph-authtool "$seed" --import-keyring "$file" >/dev/null
 }
-seed=$1
+seed=$1 admin=$2
+shift 2
 ceph-authtool -C "$seed" --gen-key -n mon. --cap mon 'allow *' >/dev/null
-make client.admin "$2" --cap mon 'allow *' --cap osd 'allow *' --cap mds 'allow *' --cap mgr 'allow *'
+make client.admin "$admin" --cap mon 'allow *' --cap osd 'allow *' --cap mds 'allow *' --cap mgr 'allow *'
 make mgr.a /var/lib/ceph/mgr/ceph-a/keyring --cap mon 'allow profile mgr' --cap osd 'allow *' --cap mds 'allow *'
-make osd.0 /var/lib/ceph/osd/ceph-0/keyring --cap mon 'allow profile osd' --cap mgr 'allow profile osd' --cap osd 'allow *'
+for number; do
+    make "osd.$number" "/var/lib/ceph/osd/ceph-$number/keyring" --cap mon 'allow profile osd' --cap mgr 'allow profile osd' --cap osd 'allow *'
+done
 make mds.a /var/lib/ceph/mds/ceph-a/keyring --cap mon 'allow profile mds' --cap mgr 'allow profile mds' --cap osd 'allow *' \\
     --cap mds 'allow *'
 chown ceph /var/lib/ceph/*/ceph-*/keyring

@@ -40,11 +40,17 @@ class Session:
             return out.decode()
 
     def wait(self, what: str) -> None:
-        """Wait until the OSD is up, the manager counts, or the metadata server serves."""
+        """Wait until all OSDs are up, or one is not, the manager counts, all copies are there, or the metadata
+        server serves.
+        """
 
         def there() -> bool:
-            if what == "osd":
-                return bool(self.command("osd stat")["num_up_osds"])
+            if what in ("osd", "lost"):
+                stat = self.command("osd stat")
+                return bool(stat["num_osds"]) and (stat["num_up_osds"] == stat["num_osds"]) == (what == "osd")
+            if what == "clean":
+                states = self.command("pg stat")["pg_summary"]["num_pg_by_state"]
+                return [state["name"] for state in states] == ["active+clean"]
             if what == "mgr":
                 return bool(
                     self.command("mgr stat")["available"] and self.command("df")["stats"]["total_bytes"]
