@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of three OSDs dies or hangs under guests that write, while a commit is under way, and comes back: no guest
-sees an error, no byte is wrong, and the commit ends as if nothing had been.
+"""One of three OSDs dies or hangs under a guest that writes, while a commit is under way, and comes back: no
+disk has an error, no byte is wrong, and the commit ends as if nothing had been.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KIB = 64
 DATA = content("base", 0, KIB)
 DIFF_MIB = 24
 SLOW_MBIT = 40
-"""Of the cluster's cable: what guests write is a quarter of that, and the diff takes six seconds at the least."""
+"""Of the cluster's cable: the guest writes a quarter of that, and the diff takes six seconds at the least."""
 ON_CEPH = {"vdb": "in place", "vdc": "a clone"}
 LOCAL = "vdd"
 
@@ -58,7 +58,7 @@ def killed(ceph: Cluster, osd: int) -> Iterator[None]:
 
 @contextmanager
 def hanging(ceph: Cluster, osd: int) -> Iterator[None]:
-    """Nobody is told: the others have to find it out."""
+    """No connection breaks: the others have to find it out."""
     (pid,) = ceph.pids(f"osd.{osd}")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -115,7 +115,10 @@ def test_an_osd_is_lost_under_guests_that_write_and_comes_back(
     ceph.node.limit(SLOW_MBIT)
     try:
         commit = cloud.lab.fe.popen(
-            [COMMAND, "commit", str(vm)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            [COMMAND, "commit", str(vm)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         wait_for(
             lambda: ceph.allocated({"local": f"{POOL}/{local}"})["local"] > before + (2 << 20), "no commit"

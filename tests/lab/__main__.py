@@ -7,7 +7,7 @@
     python3 -m lab exec NODE CMD...  a command in a node, as oneadmin; `root@NODE` as root
     python3 -m lab down              take all standing labs away, and what dead test runs left
     python3 -m lab prepare           have below build/lab what labs keep there, before several want it at once
-    python3 -m lab root PLATFORM...  have the programs of other Debian releases that it needs, below build/roots
+    python3 -m lab root PLATFORM...  have below build/roots the programs of other Debian releases for these
 
 With more than one standing, `--lab ID` in front of the command says which.
 """
@@ -76,7 +76,8 @@ def main() -> int:
     commands.add_parser("install", help="install the checkout's drivers")
     commands.add_parser("prepare", help="fill the caches of labs")
     root = commands.add_parser("root", help="make roots of other Debian releases")
-    root.add_argument("platforms", nargs="+", metavar="PLATFORM", help="11, 13, mixed, ceph18; 13+ceph18 is both")
+    words = "11, 13, mixed, ceph18; 13+ceph18 is both"
+    root.add_argument("platforms", nargs="+", metavar="PLATFORM", help=words)
     inside = commands.add_parser("exec", help="run a command in a node")
     inside.add_argument("node")
     inside.add_argument("words", nargs=argparse.REMAINDER)

@@ -46,8 +46,8 @@ UNREAD = ("doc", "man", "info", "locale", "lintian", "help")
 MERGE = 'cd "$1" && for name in bin sbin lib lib64; do mkdir -p usr/$name && ln -s usr/$name .; done'
 """A hook of mmdebstrap's, as its own of that purpose wants an apt in the root."""
 EMPTY = {13: ("usr/lib/python3/dist-packages/bcrypt/__init__.py",)}
-"""Files of a release that have nothing in them. Debian 13's Ceph has a manager without modules, as each begins
-with this one, which no Python but a process's first can load; they need nothing of it that is done here.
+"""Files of a release that have nothing in them. Debian 13's ceph-mgr loads no module: all begin with this
+one, which no Python but a process's first can load. They need it for passwords, which no lab has.
 """
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 PASSED_ON = re.compile(r'^Acquire::(?:Check-Valid-Until|https?::[\w:.-]*Proxy[\w:.-]*) "[^"]*";$')

@@ -200,8 +200,8 @@ class Cluster:
         return sorted(int(path.name[5:]) for path in self.node.path("/var/lib/ceph/osd").iterdir())
 
     def start(self, *daemons: str) -> None:
-        """Start daemons (default: monitor, manager, all OSDs; `osd.1` is one of these); returns once they have
-        started, which is before they serve.
+        """Start daemons (default: monitor, manager, all OSDs; `osd.1` is one of these); returns once they
+        have started, which is before they serve.
         """
         self._directories()
         for kind, name in (one for daemon in daemons or ("mon", "mgr", "osd") for one in self._names(daemon)):
@@ -344,8 +344,8 @@ class Cluster:
         self.ask(["remove", [POOL, image], {}])
 
     def bytes_read(self) -> int:
-        """Return how many bytes the OSDs have given to clients so far: data, and headers of a few hundred bytes
-        per open.
+        """Return how many bytes the OSDs have given to clients so far: data, and headers of a few hundred
+        bytes per open.
         """
         return sum(int(self.osd("perf dump", number)["osd"]["op_r_out_bytes"]) for number in self.osds())
 

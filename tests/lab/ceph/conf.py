@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of the lab's cluster: small, quick to start, healthy with as many copies as it has OSDs."""
+"""The configuration of the lab's cluster: small, quick to start, healthy with a copy of everything on each of
+its OSDs, three at the most.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from __future__ import annotations
 # - global id reclaim: false, or the cluster is never HEALTH_OK.
 # - mon data avail: the disk of a shared machine may be rather full.
 # - osd class dir: Ceph 18 of Debian has it relative to where a daemon is started.
-# - heartbeats: an OSD that hangs is found out after 8 s in the place of 20. By OSDs, as all are on one machine.
+# - heartbeats: an OSD that hangs is found out after 8 s in the place of 20; by OSDs, since all are on one
+#   machine.
 DAEMONS = """\
 [global]
 fsid = {fsid}

@@ -40,8 +40,8 @@ class Session:
             return out.decode()
 
     def wait(self, what: str) -> None:
-        """Wait until all OSDs are up, or one is not, the manager counts, all copies are there, or the metadata
-        server serves.
+        """Wait until all OSDs are up, or one is not, all copies are there, the manager counts, or the
+        metadata server serves.
         """
 
         def there() -> bool:
