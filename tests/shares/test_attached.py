@@ -387,9 +387,12 @@ def written(process: subprocess.Popen[str]) -> list[str]:
     """Return the regular files that a process has open for writing."""
     found = []
     for at in Path(f"/proc/{process.pid}/fd").iterdir():
-        flags = int((at.parents[1] / "fdinfo" / at.name).read_text().split("flags:")[1].split()[0], 8)
-        if stat.S_ISREG(at.stat().st_mode) and flags & os.O_ACCMODE != os.O_RDONLY:
-            found.append(str(at.readlink()))
+        try:
+            flags = int((at.parents[1] / "fdinfo" / at.name).read_text().split("flags:")[1].split()[0], 8)
+            if stat.S_ISREG(at.stat().st_mode) and flags & os.O_ACCMODE != os.O_RDONLY:
+                found.append(str(at.readlink()))
+        except FileNotFoundError:
+            continue  # closed since the list was read
     return found
 
 
