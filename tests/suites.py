@@ -49,7 +49,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "staging": {
         "paths": [
             f"tests/staging/test_{name}.py"
-            for name in ("base", "peers", "stage", "second_boot", "several_bases", "faults")
+            for name in ("base", "peers", "stage", "second_boot", "several_bases", "networks", "faults")
         ],
         "minutes": 45,
     },

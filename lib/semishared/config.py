@@ -13,6 +13,7 @@ from typing import Union
 from .errors import BadAttribute
 from .named import NamedTuple
 
+NONE = "none"
 DEFAULT = "DEFAULT"
 """The section with the values of all other sections that do not set them."""
 
@@ -95,6 +96,7 @@ LIBVIRTS_UNIT = 1 << 20
 class Config(NamedTuple):
     """The settings; names are `section_key`."""
 
+    network_bulk: str = NONE
     hosts_scripts_dir: str = "/var/tmp/one"
     hosts_connect_timeout_s: int = 10
     hosts_silence_timeout_s: int = 25
@@ -214,6 +216,14 @@ def load(path: str = PATH) -> Config:
         from .plan.device import choose
 
         choose.declared(config.pool_devices)
+    if config.network_bulk != NONE:
+        from .model import bulk_network
+
+        if not bulk_network.is_network(config.network_bulk):
+            raise BadAttribute(
+                f"semishared.conf: bulk = {config.network_bulk!r} is neither a network as 10.20.0.0/16, an "
+                f"address, nor none"
+            )
     if config.fence_command != "none" and not _is_program(config):
         raise BadAttribute(
             f"semishared.conf: command = {config.fence_command!r} in [fence] is neither "

@@ -165,7 +165,9 @@ class Rig:
         rig, real = self, ssh.Session
 
         class OnRig(real):  # type: ignore[misc, valid-type]
-            def __init__(self, host: str, action: str, config: object, *, bulk: bool = False) -> None:
+            def __init__(
+                self, host: str, action: str, config: object, *, bulk: bool = False, address: str = ""
+            ) -> None:
                 ssh.subprocess = fork_server.Starter(rig._servers[host])  # type: ignore[assignment, attr-defined]
                 extra = environment.get(host, {})
                 os.environ.update(extra)

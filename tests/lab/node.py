@@ -162,6 +162,11 @@ class Node:
         finally:
             self._parent.stdout.close()
 
+    def _switched(self, *words: str) -> str:
+        """Return what `ip` says of the switch."""
+        outside = ["nsenter", "-t", str(self.site.keeper), "-n", "--", "ip", *words]
+        return subprocess.run(outside, check=True, capture_output=True, text=True).stdout
+
     def _switch(self, *lines: str) -> None:
         words = ["nsenter", "-t", str(self.site.keeper), "-n", "--", "ip", "-batch", "-"]
         done = subprocess.run(words, input="\n".join(lines).encode(), capture_output=True, check=False)
@@ -176,6 +181,29 @@ class Node:
         if self._parent:
             self._parent.wait(timeout=20)
             self._parent = None
+
+    def add_card(self, address: str) -> None:
+        """Give the node a second card, eth1, on a switch that has no other cards than such, until its power
+        is cut.
+        """
+        if "br1" not in self._switched("link", "show", "type", "bridge"):
+            self._switch("link add br1 type bridge mcast_snooping 0 stp_state 0 forward_delay 0")
+            self._switch("link set br1 up")
+        self._switch(
+            f"link add {self.name}-1 type veth peer name eth1 netns {self.pid}",
+            f"link set {self.name}-1 master br1 up",
+        )
+        for words in (f"addr add {address}/24 brd + dev eth1", "link set eth1 up"):
+            self.run(["ip", *words.split()], user="root")
+
+    def remove_card(self) -> None:
+        """Take the second card out again."""
+        self._switch(f"link del {self.name}-1")
+
+    def carried(self, card: str) -> int:
+        """Return the bytes that a card has sent and received."""
+        counts = self.path(f"/sys/class/net/{card}/statistics")
+        return sum(int((counts / name).read_text()) for name in ("rx_bytes", "tx_bytes"))
 
     def cut(self) -> None:
         """Pull the network cable at the switch."""

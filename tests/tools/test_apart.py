@@ -179,7 +179,7 @@ def test_sender_to_whom_nobody_comes_goes_on_as_ever(monkeypatch: pytest.MonkeyP
 class Peer:
     """A session that offers a connection to where nobody is let in, and has more to say after that."""
 
-    host = "localhost"
+    host, address = "localhost", ""
 
     def __init__(self) -> None:
         self.server = socket.create_server(("", 0))

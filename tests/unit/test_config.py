@@ -56,6 +56,8 @@ def test_values_replace_defaults(tmp_path: Path) -> None:
         written(tmp_path, "[io_class]\nscratch_bytes = 7M\nscratch_iops = none\nnormal_iops = 900\n")
     )
     assert scratch.io_limits == {"production": (0, 0), "normal": (0, 900), "scratch": (7 << 20, 0)}
+    for bulk in ("none", "10.20.0.0/16", "10.20.0.1/16", "fd00:1::/64", "10.20.0.7"):
+        assert load(written(tmp_path, f"[network]\nbulk = {bulk}\n")).network_bulk == bulk
     text = (
         "[migration]\nrate = 40m\ndowntime_ms = 50\nauto_converge = yes\ntimeout_s = 60\nat_timeout = "
         "post-copy\n"
@@ -103,6 +105,10 @@ def test_every_class_of_disks_has_its_limits() -> None:
         ("[io_class]\nscratch_bytes = fast\n", "scratch_bytes = 'fast' is neither bytes per second"),
         ("[io_class]\nscratch_iops = 2K\n", "scratch_iops = '2K' is not a positive number or none"),
         ("[io_class]\nidle_iops = 2\n", "unknown key 'idle_iops' in [io_class]"),
+        ("[network]\nbulk = eth1\n", "bulk = 'eth1' is neither a network as 10.20.0.0/16, an address, nor"),
+        ("[network]\nbulk = 10.20.0.0/33\n", "bulk = '10.20.0.0/33' is neither a network"),
+        ("[network]\nbulk =\n", "bulk = '' is neither a network"),
+        ("[network]\nbulk = 10.20.0.0/16, 10.21.0.0/16\n", "is neither a network"),
         ("[hosts]\nconect_timeout_s = 3\n", "unknown key 'conect_timeout_s' in [hosts]"),
         ("[host]\nconnect_timeout_s = 3\n", "unknown key 'connect_timeout_s' in [host]"),
         ("[hosts]\nconnect_timeout_s = soon\n", "connect_timeout_s = 'soon'"),

@@ -228,6 +228,7 @@ COMPARED = {
         "cli/detach.py",
         "front/clusters.py",
         "front/detach.py",
+        "front/migration.py",
         "front/staging.py",
         "front/staging_round.py",
         "opennebula/xml.py",
@@ -256,6 +257,7 @@ COMPARED = {
         "plan/care/diagnosis_shares.py",
     ),
     "front/fence_facts.py has seen which bridges are the host": ("plan/care/fence.py",),
+    "oned's own, and any other by are_one": ("front/bulk_network.py",),
     "ids, not names": ("cli/failover.py", "front/fence_facts.py", "plan/care/gc_places.py", "tools/owner.py"),
     "the form of names": ("install/main.py", "model/disk/network_disk.py", "plan/libvirt/domain.py"),
     "what a label says, to an operator who asks for that device, where the host's own notes are "

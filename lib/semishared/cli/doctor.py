@@ -20,7 +20,7 @@ from functools import partial
 from typing import Callable, Iterator, Mapping, Sequence, TypeVar
 
 from .. import NAME
-from ..config import Config, load
+from ..config import NONE, Config, load
 from ..errors import BadArguments, CannotInstall, HostUnreachable, SemisharedError
 from ..front import fence_facts, noted_datastores, stock_conf, vm_notes
 from ..front.action import BY_SIZE
@@ -98,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         *of_scheduler([*cloud.datastores, *cloud.others], front_end),
         *plan.of_lost(lost, front_end),
         *of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
+        *plan.of_bulk(cloud.hosts, "" if config.network_bulk == NONE else config.network_bulk),
         *plan.of_stock_images(stock_images(cloud), front_end),
         *plan.of_stock_conf(stock_doubts(place, cloud, config), front_end),
         *plan.of_leftovers(count, size, front_end),

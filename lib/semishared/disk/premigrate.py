@@ -137,7 +137,7 @@ def merge_deltas(step: MergeDeltas) -> None:
 def allow_migration(step: AllowMigration) -> None:
     """Write the proof that both hosts see the same stores."""
     files.remove_staged(*os.path.split(disk_names.migration_note(step.vm_dir)))
-    proof = {"shared_checked": list(step.stores), "foreign": list(step.foreign)}
+    proof = {"shared_checked": list(step.stores), "foreign": list(step.foreign), "address": step.address}
     files.write_json(
         disk_names.migration_note(step.vm_dir),
         {"version": 1, "to": step.to, "brought": step.brought, **proof},

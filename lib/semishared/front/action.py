@@ -7,7 +7,7 @@ import os
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterator
 
-from ..config import Config, load
+from ..config import NONE, Config, load
 from ..model.disk import names as disk_names
 from ..model.exchange import (
     AskOned,
@@ -67,6 +67,7 @@ class Action:
         """Called before oned is asked, with the machine to which the plan will speak first."""
         self.rate = 0
         """Bytes per second at most from machine to machine, 0 for no limit."""
+        self._bulk_addresses: Dict[str, str] = {}
         self.bulk = False
         """Whether it carries bulk data, which must not hold up other actions on a shared ssh connection."""
 
@@ -74,9 +75,29 @@ class Action:
         """Return a conversation with a machine."""
         from ..wire.session import Session
 
-        session = Session(machine, self.name, self.config, bulk=bulk or self.bulk)
+        is_bulk = bulk or self.bulk
+        address = self.bulk_address(machine) if is_bulk and self.reaches_bulk else ""
+        session = Session(machine, self.name, self.config, bulk=is_bulk, address=address)
         session.seq, session.given = self.seq, self.given
         return session
+
+    def bulk_address(self, machine: str) -> str:
+        """Return where a machine takes bulk data, '' for by its name."""
+        if self.config.network_bulk == NONE:
+            return ""
+        from . import bulk_network
+
+        self._bulk_addresses = self._bulk_addresses or bulk_network.addresses(self.config)
+        return bulk_network.of(machine, self._bulk_addresses)
+
+    @property
+    def reaches_bulk(self) -> bool:
+        """Whether the front-end has an address in the network for bulk data itself."""
+        if self.config.network_bulk == NONE:
+            return False
+        from . import bulk_network
+
+        return bulk_network.is_in(self.config)
 
     def acquired(self, vm: Vm) -> Dict[int, Given]:
         """Return the disks that oned has given a VM, for hosts to compare; raise OnedUnavailable."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
+from ..config import NONE
 from ..errors import NotSupported
 from ..model.exchange import Plan
 from ..opennebula import args
@@ -30,7 +31,11 @@ def premigrate(action: Action, asked: args.Migrate) -> Plan:
     action.rate, action.bulk = action.config.migration_rate, True
     _, vm = _migrating(action, asked)
     action.expects(asked.source_host)
-    return migration.premigrate(asked, vm, os.urandom(8).hex(), action.acquired(vm))
+    given, bulk, target = action.acquired(vm), action.config.network_bulk, asked.target.host
+    address = action.bulk_address(target)
+    if bulk != NONE and not address and target != asked.source_host:
+        action.report.warn(f"{target} is known to have no address in {bulk} ([network] bulk): by its name")
+    return migration.premigrate(asked, vm, os.urandom(8).hex(), given, address)
 
 
 def postmigrate(action: Action, asked: args.Migrate) -> Plan:

@@ -15,7 +15,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Iterator
 
-from ..config import Config
+from ..config import NONE, Config
 from ..errors import BadArguments, OnedUnavailable, SemisharedError
 from ..model import answers
 from ..model.base import names as base_names
@@ -163,11 +163,22 @@ def answer(root: str, question: dict[str, Any], host: str, config: Config) -> di
     when = "last" if are_others else "quicker"
     return {
         "sources": found,
+        "addresses": _at(found, config),
         "from_store": when,
         "codec": config.staging_compress,
         "rate": config.staging_rate,
         "evict": evict,
     }
+
+
+def _at(hosts: list[str], config: Config) -> dict[str, str]:
+    """Return where these hosts take bulk data, as far as they do not by their names."""
+    if config.network_bulk == NONE:
+        return {}
+    from . import bulk_network
+
+    known = bulk_network.addresses(config)
+    return {host: known[host] for host in hosts if host in known}
 
 
 def _limits(listed: Listed, host: str, config: Config) -> eviction.Limits:

@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Iterator, Mapping, Optional, Sequence
 
-from ..config import Config
+from ..config import NONE, Config
 from ..errors import (
     HostFailed,
     HostUnreachable,
@@ -66,6 +66,10 @@ class Staging:
     ) -> None:
         self.root, self.wants = root, wants
         self.hosts = Hosts([host for host in hosts if wants.get(host.name)], wish, config, tell)
+        if config.network_bulk != NONE:
+            from . import bulk_network
+
+            self.hosts.addresses = bulk_network.addresses_of(config, hosts)
         self.images: dict[str, ImageRef] = {}
         """Images by the names of their bases."""
         self.generations: dict[ImageRef, str] = {}
@@ -80,7 +84,10 @@ class Staging:
 
     def run(self) -> dict[str, Outcome]:
         """Stage; return the result of each host."""
-        started = time.monotonic()
+        started, bulk = time.monotonic(), self.hosts.config.network_bulk
+        for name in self.hosts.all if bulk != NONE else ():
+            if name not in self.hosts.addresses:
+                self.hosts.note(name, f"no address in {bulk} ([network] bulk) is known of it: by its name")
         try:
             for wave in waves(self.wants):
                 self._wave(wave)

@@ -104,6 +104,8 @@ class Hosts:
         self.all = {host.name: host for host in hosts}
         self.wish, self.config, self.tell = wish, config, tell
         self.outcomes = {name: Outcome() for name in self.all}
+        self.addresses: Mapping[str, str] = {}
+        """Where hosts take bulk data, also others than these, as far as they do not by their names."""
         self.tools: dict[str, frozenset[str]] = {}
         """Programs of each host by its last answer: compressors, and those of udpcast."""
         self._conversations: dict[str, Session] = {}
@@ -249,7 +251,7 @@ class Round:
             )
             for way in item.ways
         )
-        wish = hosts.wish
+        wish, peers = hosts.wish, {*item.sources, *(name for way in item.ways for name in way.holders)}
         step = base_steps.FetchBases(
             self.root,
             parts,
@@ -259,9 +261,10 @@ class Round:
             wish.codec,
             self.plan.rate(wish.rate),
             self.plan.unique_rate(wish.rate),
-            (port, self.plan.sender) if item.stream else (),
+            (port, self._on_stream(self.plan.sender)) if item.stream else (),
             self._evict.get(item.host, ()),
             wish.wait,
+            {name: hosts.addresses[name] for name in peers if name in hosts.addresses},
         )
         try:
             with hosts.session(item.host) as session:
@@ -331,6 +334,14 @@ class Round:
 
     # -- the stream ------------------------------------------------------------------------------------
 
+    def _on_stream(self, host: str) -> str:
+        """Return by what hosts find the network of the stream: the bulk address of `host`, if all of the
+        stream have one, else its name. udpcast knows IPv4 alone.
+        """
+        addresses = self.hosts.addresses
+        part = {self.plan.sender, *(item.host for item in self.plan.hosts if item.stream)}
+        return addresses[host] if all("." in addresses.get(name, "") for name in part) else host
+
     def _send(self, receivers: list[str], port: int) -> None:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline and not self._ended.is_set():
@@ -353,7 +364,7 @@ class Round:
             wish.rate,
             port,
             len(ready),
-            ready[0],
+            self._on_stream(ready[0]),
             tuple(sorted(unpacks)),
         )
         try:

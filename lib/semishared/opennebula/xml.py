@@ -402,6 +402,11 @@ class Host(Object):
     cluster = Text("CLUSTER")
     cluster_id = Number("CLUSTER_ID")
 
+    @property
+    def told_addresses(self) -> list[str]:
+        """Return the words by which its probe has told its addresses last; a host may say anything."""
+        return self.text("TEMPLATE/SEMISHARED/ADDRESSES").split()
+
     def is_near(self, datastores: Sequence[Datastore]) -> bool:
         """Tell whether VMs with disks in these may run here: a datastore without clusters is near to all."""
         if self.text("VM_MAD").lower() == "lxc":

@@ -108,7 +108,8 @@ class Source:
         if not isinstance(port, int) or not 0 < port < 65536:
             return
         try:
-            connection = socket.create_connection((self._session.host, port), CONNECT_S)
+            where = self._session.address or self._session.host
+            connection = socket.create_connection((where, port), CONNECT_S)
         except OSError:
             return  # the sender then uses ssh
         try:

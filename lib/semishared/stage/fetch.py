@@ -234,6 +234,9 @@ def _of_answer(root: str, image: ImageRef, answer: dict[str, object]) -> FetchBa
     holders, rate = answer.get("sources"), eviction.number(answer, "rate")
     part = Part(image, tuple(map(str, holders if isinstance(holders, list) else ())))
     when = "quicker" if answer.get("from_store") == "quicker" else "rest"
-    return FetchBases(
+    step = FetchBases(
         root, (part,), (), when, "", str(answer.get("codec", "auto")), rate, rate, (), room.chosen(answer)
     )
+    told = answer.get("addresses")
+    addresses = {str(host): str(address) for host, address in told.items()} if isinstance(told, dict) else {}
+    return step._replace(addresses=addresses)

@@ -49,6 +49,8 @@ class Filling:
         self.orders, self.config = orders, config
         self.error: SemisharedError | None = None
         """The last error of any source."""
+        self._addresses = dict(step.addresses)
+        """Where peers take bulk data, but for those that were not reached there."""
         self._gone: set[str] = set()
         """Unreachable hosts."""
         self._slow: set[str] = set()
@@ -144,7 +146,8 @@ class Filling:
                 choice.drop(has_failed=not was_unseen)
             return choice.is_dear()
 
-        with peers.Coming(host, self._serve(target, choice.asked), self.targets, self.config, came) as coming:
+        what = (self._serve(target, choice.asked), self.targets, self.config, came)
+        with peers.Coming(host, *what, *self._way(host)) as coming:
             self._is_dear = look
             return self._try("store", lambda: self._store(target, but=choice.asked))
 
@@ -234,7 +237,17 @@ class Filling:
             self.account.came(host, had[0], packed)
             had[0] = self.targets.count
 
-        peers.fetch(host, step, self.targets, self.config, came, self._skip)
+        peers.fetch(host, step, self.targets, self.config, came, self._skip, *self._way(host))
+
+    def _way(self, host: str) -> tuple[str, Callable[[str], None]]:
+        """Return a peer's bulk address, and what to call if it is not reached there."""
+
+        def detoured(why: str) -> None:
+            # Each further try would cost a time limit.
+            self._addresses.pop(host, None)
+            self.account.troubles.append(why)
+
+        return self._addresses.get(host, ""), detoured
 
     def _skip(self, host: str) -> bool:
         is_left = self.orders.skip(host) or self._is_dear()

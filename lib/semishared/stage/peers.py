@@ -379,14 +379,21 @@ class Coming:
         target: Partial | Targets,
         config: Config,
         tell: Callable[[int, int], None],
+        address: str = "",
+        detoured: Callable[[str], None] = lambda why: None,
     ) -> None:
+        """`address`: where the host takes bulk data; `detoured` is called when it is reached by its name
+        instead.
+        """
         self._host, self._step, self._target, self._config, self._tell = host, step, target, config, tell
+        self._address, self._detoured = address, detoured
         self._opener = packets.Opener(packets.Session.of(step.session))
         self._stack, self._is_over, self._refused = ExitStack(), False, list[int]()
 
     def __enter__(self) -> Coming:
         with ExitStack() as stack:
-            session = stack.enter_context(Session(self._host, "fetch", self._config, bulk=True))
+            session = Session(self._host, "fetch", self._config, bulk=True, address=self._address)
+            self._session = stack.enter_context(session)
             unpacks, keys = tuple(compress.available()), packets.Session.of(self._step.session)
             step = self._step._replace(apart=self._config.is_network_trusted, unpacks=unpacks)
             session.begin([step], last=True)
@@ -402,6 +409,8 @@ class Coming:
         # An error ends the session at once, without waiting for a peer that is not done.
         left = None if self._is_over else HostUnreachable(f"{self._host} is left")
         self._stack.__exit__(kind, error or left, tb)
+        if self._address and not self._session.address:
+            self._detoured(" ".join(self._session.warnings[:1]))
         rotten.tell(self._host, self._step, self._refused, self._config)
 
     @property
@@ -440,9 +449,11 @@ def fetch(
     config: Config,
     tell: Callable[[int, int], None],
     skip: Callable[[str], bool],
+    address: str = "",
+    detoured: Callable[[str], None] = lambda why: None,
 ) -> None:
     """Receive from `host` what `target` lacks, as Coming does, until `skip` says to leave this source."""
-    with Coming(host, step, target, config, tell) as coming:
+    with Coming(host, step, target, config, tell, address, detoured) as coming:
         while not skip(host):
             if coming.turn(1.0) is None:
                 return

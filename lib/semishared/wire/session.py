@@ -115,8 +115,13 @@ def first_answer(
 class Session:
     """A conversation with the host side; `with Session(...) as session: session.run([...])`."""
 
-    def __init__(self, host: str, action: str, config: Config, *, bulk: bool = False) -> None:
+    def __init__(
+        self, host: str, action: str, config: Config, *, bulk: bool = False, address: str = ""
+    ) -> None:
+        """`address`: where the host takes bulk data; ssh goes to its name if that cannot be reached."""
         self.host = host
+        self.address = address
+        """Where ssh reaches the host, '' for by its name."""
         self.moved: dict[str, int] = {}
         self.warnings: list[str] = []
         """Lines of the host for the log."""
@@ -130,15 +135,23 @@ class Session:
         self._action = action
         self._config = config
         if is_here(host):
-            argv = [PYTHON, "-IS", HERE]
+            argv, self.address = [PYTHON, "-IS", HERE], ""
         else:
-            argv = [*ssh_to(config.hosts_connect_timeout_s), "-o", "ServerAliveCountMax=3"]
-            if bulk:
+            connect_s = config.hosts_connect_timeout_s
+            command = f"exec {PYTHON} -IS {config.hosts_scripts_dir}/lib/semishared/hostside.py"
+            rest = ["-o", "ServerAliveCountMax=3"]
+            known_as = host
+            if bulk or address:
                 from . import ssh
 
+                options, known_as = ssh.bulk_options(host)
                 # Bulk data through a shared connection would hold up every other action to that host.
-                argv += ["-o", "ControlMaster=no", "-o", "ControlPath=none", *ssh.cipher_options(host)]
-            argv += ["--", host, f"exec {PYTHON} -IS {config.hosts_scripts_dir}/lib/semishared/hostside.py"]
+                rest += ["-o", "ControlMaster=no", "-o", "ControlPath=none", *options]
+            rest += ["--", host, command]
+            argv = self._by_name = [*ssh_to(connect_s), *rest]
+            if address:
+                connect_s = min(connect_s, ssh.ADDRESS_CONNECT_S)
+                argv = [*ssh_to(connect_s), *ssh.at_address(address, known_as), *rest]
         # Not a pipe: an ssh master that outlives this session would hold it open.
         self._stderr = os.memfd_create("stderr")
         env = environment()
@@ -318,11 +331,20 @@ class Session:
         self._unread = -1
 
     def _begun_again(self) -> bool:
-        """Start ssh again if sshd refused it before it read anything; return False otherwise."""
+        """Start ssh again if it ended before the host read anything: sshd refused it, or did not answer at
+        the address; return False otherwise.
+        """
         if self._unread < 0 or ended_within(self._process, 5) != 255:
             return False
         from . import ssh
 
+        if self.address and ssh.is_unread(self._unread, self._writer.written):
+            why = self._said() or "ssh gave no reason"
+            self.warnings.append(f"{self.host} by its name, not at {self.address} ([network] bulk): {why}")
+            self._argv, self.address = self._by_name, ""
+            there = (self._argv, self._unread, self._stderr, self._env)
+            self._process = ssh.begun_again(self._process, 0, *there)
+            return True
         if not ssh.is_refusal(self._said(), self._unread, self._writer.written):
             return False
         self._refusals += 1

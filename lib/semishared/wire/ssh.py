@@ -31,6 +31,11 @@ def is_refusal(said: str, unread: int, written: int) -> bool:
     """
     if not any(sign in said for sign in SIGNS) or any(word in said for word in DEAF):
         return False
+    return is_unread(unread, written)
+
+
+def is_unread(unread: int, written: int) -> bool:
+    """Return True if all bytes `written` to ssh are still `unread`."""
     left = fcntl.ioctl(unread, termios.FIONREAD, bytes(4))
     return int.from_bytes(left, "little") == written
 
@@ -66,7 +71,6 @@ def begun_again(
 
 
 QUICKEST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-OPTION = "ciphers "
 
 
 def ciphers_by_cost(allowed: Sequence[str]) -> list[str]:
@@ -77,14 +81,29 @@ def ciphers_by_cost(allowed: Sequence[str]) -> list[str]:
     ]
 
 
-def cipher_options(host: str) -> list[str]:
-    """Return ssh's options for bulk data. Images are compressed before, if that pays (tools/compress.py)."""
+def bulk_options(host: str) -> tuple[list[str], str]:
+    """Return ssh's options for bulk data, and the name under which known_hosts has the host's key.
+
+    Images are compressed before, if that pays (tools/compress.py).
+    """
     found = ["-o", "Compression=no"]
     try:
         said = run(["ssh", "-G", "--", host])
     except SemisharedError:
-        return found  # ssh itself will report the error
-    for line in said.splitlines():
-        if line.startswith(OPTION):
-            found += ["-o", f"Ciphers={','.join(ciphers_by_cost(line[len(OPTION) :].strip().split(',')))}"]
-    return found
+        return found, host  # ssh itself will report the error
+    words = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+    if "ciphers" in words:
+        found += ["-o", f"Ciphers={','.join(ciphers_by_cost(words['ciphers'].strip().split(',')))}"]
+    name, port = words.get("hostname", host), words.get("port", "22")
+    return found, words.get("hostkeyalias") or (name if port == "22" else f"[{name}]:{port}")
+
+
+ADDRESS_CONNECT_S = 3
+"""Seconds until an ssh to a bulk address must stand: the way by the host's name is still there."""
+
+
+def at_address(address: str, known_as: str) -> list[str]:
+    """Return ssh's options to reach a host at an address, with the key that its name has: another machine
+    that has the address is refused.
+    """
+    return ["-o", f"HostName={address}", "-o", f"HostKeyAlias={known_as}", "-o", "CheckHostIP=no"]

@@ -199,7 +199,8 @@ def mv(case: Case) -> Plan:
 
 
 def premigrate(case: Case) -> Plan:
-    return migration.premigrate(args.Migrate.parse(case["argv"]), vm(case), "70" * 8, given_by(case))
+    words = args.Migrate.parse(case["argv"])
+    return migration.premigrate(words, vm(case), "70" * 8, given_by(case), case.get("address", ""))
 
 
 def given_by(case: Case) -> dict[int, Given]:

@@ -14,6 +14,7 @@ from semishared.model.share.steps import PoolOfShares, RootOnHost, SeenShareHost
 from semishared.opennebula.xml import Datastore, Host, Image, View
 from semishared.plan.care import checks
 from semishared.plan.care.diagnosis import (
+    BULK,
     CLOUD,
     FENCE,
     LOST,
@@ -38,6 +39,7 @@ from semishared.plan.device.choose import KINDS, Wrong
 
 JUDGES = {
     **SITE,
+    **BULK,
     **CLOUD,
     **FENCE,
     **POOL,
@@ -203,6 +205,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "fence-void": (Fenced(Mark(state=BEGUN)), Fenced(HALF)),
     "fenced-runs": (Fenced(Mark(boot="b"), "b"), Fenced(Mark(boot="b"), "c")),
     "fenced-back": (Fenced(Mark(boot="b"), "c"), Fenced(Mark(boot="b"))),
+    "bulk": ("why", ""),
     "fence-command": ("why", ""),
     "fence-key": ("why", ""),
     "key-said": (OwnKey("why"), OwnKey({})),

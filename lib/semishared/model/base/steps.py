@@ -389,11 +389,13 @@ class FetchBases(Step[Fetched]):
     store_rate: int
     """The same for all else from the store."""
     stream: tuple[object, ...]
-    """Where to receive the session's stream: (portbase, the sender's name); empty if there is none."""
+    """Where to receive the session's stream: (portbase, the sender's name or address); empty without one."""
     evict: tuple[str, ...]
     """Bases to remove first, for room."""
     wait: bool = True
     """Wait while a clone or another session is at the same image; else raise BaseBusy."""
+    addresses: dict[str, str] = {}
+    """Where hosts take bulk data (model/bulk_network.py), as far as it is another way than by their names."""
 
 
 class StreamBases(Step[Streamed]):
@@ -411,7 +413,7 @@ class StreamBases(Step[Streamed]):
     portbase: int
     receivers: int
     toward: str
-    """A receiver: the route to it says which network the stream goes to."""
+    """Name or address of a receiver: the route to it says which network the stream goes to."""
     unpacks: tuple[str, ...] = ()
     """Compressors that all receivers have: the stream uses no other."""
 

@@ -379,6 +379,8 @@ class AllowMigration(Step[None]):
     brought: str = ""
     foreign: tuple[str, ...] = ()
     """Files of other drivers that both see as well, as the guest has them open."""
+    address: str = ""
+    """Where the target takes bulk data (model/bulk_network.py), '' for by its name."""
 
 
 @looks

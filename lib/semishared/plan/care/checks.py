@@ -148,6 +148,10 @@ key-same: Is it the same everywhere?
 key-place: Is it on a disk of the front-end's own?
     warning: {path} lies on a file system that other machines may have too ({it})
     -> have it on a disk of the front-end's own: hosts must not read it
+[bulk]  Why a host has no address for bulk data (model/bulk_network.py).
+bulk: Has the host an address in [network] bulk?
+    warning: bulk data comes by its name, not over {bulk}: {it}
+    -> give {machine} one (it tells them with its monitoring), or edit [network] in etc/semishared.conf
 [pool]  Something of a host's pool that is not as it is to be (plan/device/choose.py).
 pool-absent: Is every device of it there?
     broken: pool: {it} -> as oneadmin: semishared pool check {machine}

@@ -11,6 +11,7 @@ from typing import Any, Container, Iterable, Mapping, Sequence, Union
 
 from ... import NAME as DRIVER
 from ...errors import SemisharedError
+from ...model import bulk_network
 from ...model.attributes import TM_CONF
 from ...model.store import lost as rows
 from ...model.store import template
@@ -57,6 +58,16 @@ class Cloud(NamedTuple):
     """Datastores of other drivers."""
     moves: Mapping[str, str] = {}
     """What oned.conf says of moves to system datastores of ours, none if that is unknown."""
+
+
+BULK: dict[str, Judge] = {"bulk": lambda why: why}
+
+
+def of_bulk(hosts: Sequence[Host], bulk: str) -> list[Finding]:
+    """Name the hosts that bulk data does not go to by the network for it, '' for none such."""
+    told = {host.name: host.told_addresses for host in hosts if bulk}
+    whys = {name: bulk_network.why_none(bulk, name, told) for name in told}
+    return [found for name, why in whys.items() for found in judged("bulk", BULK, why, name, bulk=bulk)]
 
 
 SITE: dict[str, Judge] = {

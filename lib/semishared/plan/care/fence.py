@@ -118,7 +118,7 @@ def boot_id(text: str) -> str:
 
 def addresses_of(host: Host) -> frozenset[str]:
     """Return the addresses that the host's probe reported last."""
-    return frozenset(map(canonical, host.text("TEMPLATE/SEMISHARED/ADDRESSES").split())) - {""}
+    return frozenset(map(canonical, host.told_addresses)) - {""}
 
 
 def begun(mark: Mark, boot: str, blocked: Collection[str], now: int) -> Mark:

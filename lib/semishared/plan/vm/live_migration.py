@@ -22,7 +22,7 @@ from ...opennebula.args import HOST, Location, VmPlace, absolute
 from ...opennebula.xml import View, Vm, parse
 from ...opennebula.xml_edit import Element, Markup
 from ..libvirt.domain import Chain, Records, chain_of, disk_number, lay_over
-from .migration import Settings, parsed, with_disks, with_settings
+from .migration import Settings, parsed, with_address, with_disks, with_settings
 
 DEPLOY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")
 PAUSE_S = 5
@@ -93,9 +93,8 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
         raise HostUnreachable(f"libvirtd of {host} does not answer at {site.target}")
     if before is not State.ABSENT:
         raise MigrationRefused(f"{host} already has a domain {domain} ({before.value})")
-    wanted = with_disks(
-        with_settings(parsed(["--live", *chosen]), Settings(**site.migration)), disks.mirrored
-    )
+    settled = with_settings(parsed(["--live", *chosen]), Settings(**site.migration))
+    wanted = with_address(with_disks(settled, disks.mirrored), host, bulk_address(proof))
     chains = yield from _chains(records)
     yield from _handed_over(h.MigrateDomain(domain, host, wanted, chains), site.tries)
     # As the stock script does; success does not depend on it.
@@ -279,6 +278,12 @@ def handed_over(proof: object, host: str) -> list[str]:
     """Return the files of other drivers' disks of which premigrate has seen that `host` has the same."""
     found = proof.get("foreign") if isinstance(proof, dict) and is_proved((), proof, host) else None
     return [path for path in found if isinstance(path, str)] if isinstance(found, list) else []
+
+
+def bulk_address(proof: object) -> str:
+    """Return where the target takes bulk data, '' for by its name, as premigrate says."""
+    found = proof.get("address") if isinstance(proof, dict) else ""
+    return found if isinstance(found, str) else ""
 
 
 def _plain(path: str) -> str:

@@ -47,10 +47,11 @@ if TYPE_CHECKING:
     from .checklist import Luggage
 
 
-def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given]) -> Plan:
+def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given], address: str = "") -> Plan:
     """Plan premigrate: make the target ready, or refuse. `given`: the disks that oned has given the VM.
 
-    `token`: a text that no other process would write into a store.
+    `token`: a text that no other process would write into a store. `address`: where the target takes bulk
+    data.
     """
     from ...model.disk import acquired
     from ...model.disk.record import described
@@ -90,9 +91,8 @@ def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given]) -
     try:
         wanted = {record.disk: record.classes for record in records if record.classes}
         took = yield from _brought(asked, vm, source_dir, luggage, wanted, seen.sizes)
-        yield On(
-            here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores, took, luggage.files),)
-        )
+        proof = (luggage.stores, took, luggage.files, address)
+        yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, *proof),))
     except SemisharedError:
         yield from _undone(asked, vm, source_dir)
         raise
@@ -372,6 +372,20 @@ def with_disks(options: MigrateOptions, targets: list[str]) -> MigrateOptions:
         # libvirt lets each disk take that much, all at once.
         values["BANDWIDTH"] = max(1, options.memory_mib_s // len(targets))
     return options._replace(flags=(*options.flags, "NON_SHARED_INC"), values=values)
+
+
+def with_address(options: MigrateOptions, host: str, address: str) -> MigrateOptions:
+    """Return the options by which memory and disks go to this address of the target, '' for to its name.
+
+    What kvmrc says of addresses comes first; tunnelled, all goes where libvirtd is.
+    """
+    if not address or "URI" in options.values or "TUNNELLED" in options.flags:
+        return options
+    at = f"[{address}]" if ":" in address else address
+    values: dict[str, Value] = {"LISTEN_ADDRESS": address, **options.values, "URI": f"tcp://{at}"}
+    if "TLS" in options.flags:
+        values.setdefault("TLS_DESTINATION", host)  # certificates have names
+    return options._replace(values=values)
 
 
 def _text(word: str, rest: list[str]) -> str:
