@@ -13,9 +13,17 @@ die() {
     exit 1
 }
 
+is_new() { "$1" -IS -c 'import sys; sys.exit(sys.version_info < (3, 9))'; }
+
 [ -x "$python" ] || die "$python is missing: install python3 (3.9 or newer)"
-"$python" -IS -c 'import sys; sys.exit(sys.version_info < (3, 9))' ||
-    die "$python is older than 3.9: install a newer python3 (docs/reference/platforms.md)"
+if ! is_new "$python"; then
+    # As the drivers do: lib/semishared/newer_python.py.
+    for newer in "$python".9 "$python".[1-9][0-9]; do
+        [ -x "$newer" ] && is_new "$newer" && found=$newer
+    done
+    python=${found-}
+    [ "$python" ] || die "/usr/bin/python3 is older than 3.9: install a newer one beside it (docs/reference/platforms.md)"
+fi
 [ -f "$main" ] || die "$main is missing: call it in a whole checkout"
 # No byte code into the checkout, which may be somebody else's.
 exec "$python" -IS -B "$main" "$@"

@@ -186,9 +186,10 @@ def platforms() -> str:
     return PLATFORMS + "\n".join([*facts, "", "## Packages", "", *packages, NOTES.rstrip(), *notes]) + "\n"
 
 
-NEWER = """- {}: Python {} is too old for semishared. As root: `{}`. The packages of libvirt's
-  and Ceph's bindings there are for the old one. Without bindings for the newer one, nothing works that asks libvirt about a guest that runs
-  (snapshots, backups, live migration, resume), nor does Ceph (untried)."""  # noqa: E501
+NEWER = """- {}: Python {} is too old for semishared. As root: `{}`. `/usr/bin/python3` may stay as it is: every program of
+  semishared goes on with the newest `/usr/bin/python3.N`, of those with libvirt's binding first. The packages of libvirt's and Ceph's bindings there
+  are for the old one. Without bindings for the newer one, nothing works that asks libvirt about a guest that runs (snapshots, backups, live migration,
+  resume), nor does Ceph (untried)."""  # noqa: E501
 NOTES = """
 ## What follows
 
@@ -200,7 +201,10 @@ NOTES = """
 - `rbd` and its bindings have packages in Ceph's own repository for EL, or in CentOS' for storage.
 - No list confirms `lzop` on EL 8 and 9, `xorriso` on EL 10, the packages of virtiofsd on EL 8 and 10, and QEMU's path and user on EL. The table
   has them as they are known of these systems.
-- Debian's packages that libvirt needs have no `virtqemud`: a modular libvirt was not tried.
+- Of Debian 13's libvirt no package has `virtqemud`: the suite `platforms` has a host whose monolithic libvirt is at that path and answers at its
+  sockets. libvirt's other daemons (`virtsecretd`, `virtnetworkd`) were not tried.
+- A host of the suite is arranged like EL: QEMU only as `/usr/libexec/qemu-kvm`, `/usr/bin/python3` that says 3.6 beside a newer one. With QEMU as user
+  `qemu` no disk can be opened: libvirt refuses the VM, and `doctor` names `qemu.conf`. EL's own machine types were not there.
 - SELinux: [its lines](../how-to/apparmor.md#selinux), untried.
 """  # noqa: E501
 

@@ -357,6 +357,16 @@ class MissingVm(SemisharedError):
     remedy = "docs/how-to/failed-moves.md says how it is brought back from where it is; nothing was changed"
 
 
+class OldPython(SemisharedError):
+    """A machine's /usr/bin/python3 is older than 3.9, and it has no newer one beside it."""
+
+    id = "SS092"
+    remedy = (
+        "install a newer Python there (docs/reference/platforms.md says how): /usr/bin/python3 may stay, as "
+        "semishared takes the newest /usr/bin/python3.N"
+    )
+
+
 class WholeDirectoryThere(SemisharedError):
     """A move of a VM directory that has less than the one in its place at the target: what is left of one,
     perhaps.

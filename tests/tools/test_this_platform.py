@@ -40,13 +40,15 @@ def test_answer_names_its_platform_and_one_that_is_no_platform_is_refused() -> N
 @pytest.mark.fault(68, "doctor names a host's Python if it is too old for ours, and what mends it there")
 def test_python_that_is_too_old_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platforms, "PYTHON_FLOOR", (99, 0))
-    said = said_by(examine.program())
+    program = examine.program()
+    newer = said_by(program)
+    assert shapes.wrong(newer, shapes.ANSWER) is None and newer["programs"], "one beside it has answered"
+    said = said_by(program.replace(b'PLACE = "/usr/bin"', b'PLACE = "/nowhere"'))
     assert shapes.wrong(said, shapes.ANSWER) is None and said["os"] == os_release.release()
     assert said["programs"] == {} and said["user"] == preflight.user()
     el_8 = {"id": "almalinux", "version": "8.10", "like": ["rhel"], "installer": "dnf", "libvirt": ""}
     assert examine.lacking("h1", {**said, "python": [3, 6, 8], "os": el_8}).line() == (
-        "h1: /usr/bin/python3 3.9 or newer missing; as root there: dnf install python39; alternatives --set "
-        "python3 /usr/bin/python3.9"
+        "h1: /usr/bin/python3 3.9 or newer missing; as root there: dnf install python39"
     )
 
 

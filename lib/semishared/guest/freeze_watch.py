@@ -7,8 +7,6 @@ It waits for the end of its stdin, at most SECONDS. Then it wakes the guest from
 still noted; while the agent does not answer it repeats that for KEEP_S seconds.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import sys

@@ -31,8 +31,6 @@ out of the stores by them. OpenNebula's monitoring runs im/semishared, and so th
 settings as XML on stdin.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

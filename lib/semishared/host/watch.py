@@ -16,8 +16,6 @@ the turn, from which an action of oned ends it (guest/job_lock.py), and notes wh
 round can resume. So the watcher may be killed anywhere, and libvirtd may be away.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -31,18 +31,23 @@ LONGEST = 4 << 20
 
 
 OLD = """
-import json, pwd, sys
+import json, pwd, subprocess, sys
+if newest():
+    words = [newest(), "-I", "-"] + sys.argv[1:]
+    sys.exit(subprocess.run(words, input=NEW.encode()).returncode)
 answer = {"programs": {}, "lacks": {"needed": [], "wanted": []}, "python": list(sys.version_info[:3])}
 user = [row.pw_name for row in pwd.getpwall() if row.pw_uid == os.geteuid()] or [str(os.geteuid())]
 answer.update(os=release(), user=user[0], boot="", up_s=0.0, ceph={})
 print(json.dumps(answer))
 """
-"""What a machine says whose Python is older: no more than that, and which machine it is."""
+"""What a machine does whose Python is older: it asks a newer one beside it, or says no more than which
+machine it is.
+"""
 
 
 def program() -> bytes:
     """Return one program that needs nothing of ours: preflight.py, and less for a Python that is too old."""
-    old = _of_file("tools/os_release.py") + OLD.encode()
+    old = _of_file("newer_python.py") + _of_file("tools/os_release.py") + OLD.encode()
     texts = ascii(_inlined().decode()), ascii(old.decode())
     # As texts: a Python that is too old does not even read the whole of preflight.py.
     run = f"exec(compile(NEW if sys.version_info >= {platforms.PYTHON_FLOOR} else OLD, '-', 'exec'))"

@@ -314,12 +314,14 @@ def libvirt(question: Question) -> Dict[str, Any]:
         return {"error": text.splitlines()[-1] if text else f"virsh ended with {code}"}
     rows = re.findall(r"^(?:Using library: libvirt|Running hypervisor: \w+) ([\d.]+)$", text, re.MULTILINE)
     secrets = said(["virsh", "-c", question.libvirt, "secret-list"])[1] if question.ceph else ""
+    capabilities = said(["virsh", "-c", question.libvirt, "capabilities"], LIBVIRT_S)[1]
     return {
         "libvirt": rows[0] if rows else "",
         "qemu": rows[1] if len(rows) > 1 else "",
         "secrets": re.findall(r"[0-9a-f-]{36}", secrets),
         "virtiofs": knows_virtiofs(said(["virsh", "-c", question.libvirt, "domcapabilities"], LIBVIRT_S)),
-        "confines": confines(said(["virsh", "-c", question.libvirt, "capabilities"], LIBVIRT_S)[1]),
+        "confines": confines(capabilities),
+        "user": qemu_user(capabilities),
     }
 
 
@@ -336,6 +338,18 @@ def confines(capabilities: str) -> List[str]:
     host = capabilities.partition("<guest>")[0]
     models = re.findall(r"<secmodel>\s*<model>(\w+)</model>", host)
     return [model for model in models if model not in ("dac", "none")]
+
+
+def qemu_user(capabilities: str) -> str:
+    """Return the user as which libvirt runs QEMU, by its capabilities; its number if it has no name here, ''
+    if they do not say.
+    """
+    models = re.findall(r"<secmodel>\s*<model>dac</model>(.*?)</secmodel>", capabilities, re.DOTALL)
+    found = re.search(r"<baselabel type='\w+'>\+(\d{1,9}):", models[0]) if models else None
+    try:
+        return pwd.getpwuid(int(found.group(1))).pw_name if found else ""
+    except KeyError:
+        return found.group(1) if found else ""
 
 
 def ceph(pool: str, user: str, conf: str, _secret: str) -> Dict[str, Any]:

@@ -73,7 +73,7 @@ class Platform(NamedTuple):
     python: str
     """What /usr/bin/python3 is."""
     newer_python: str
-    """What makes it 3.9 or newer, '' where it is."""
+    """What brings 3.9 or newer beside it (newer_python.py finds it), '' where it is."""
     virtiofsd: str
     sudo: str
     confined: str
@@ -176,7 +176,7 @@ EL_8 = EL_9._replace(
     libvirt_version="8.0",
     daemon="libvirtd",
     python="3.6",
-    newer_python="dnf install python39; alternatives --set python3 /usr/bin/python3.9",
+    newer_python="dnf install python39",
 )
 EL_10 = EL_9._replace(
     name="EL 10",

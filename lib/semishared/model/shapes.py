@@ -278,6 +278,7 @@ LIBVIRT = {
     "secrets": ["text"],
     "virtiofs": ("flag", None),
     "confines": ["text"],
+    "user": "text",
 }
 OS = {"id": "text", "version": "text", "like": ["text"], "installer": "text", "libvirt": "text"}
 SIGNED = {"place": "text", "machine?": "text", "count?": "number", "seen?": {"*": "number"}}

@@ -50,7 +50,14 @@ def run(argv: list[str], *, long: bool = False, both: bool = False) -> str:
         # sudo also warns, say of a name that does not resolve, and still runs the command.
         if words is argv or "sudo: " not in e.detail or not lacking([argv]):
             raise
-        raise NotPermitted(f"sudo on {os.uname().nodename} does not let us: {e.detail}") from None
+        where = f"sudo on {os.uname().nodename}"
+        if "syntax error" in e.detail:
+            # It names the whole line of sudoers, several times.
+            newer = (
+                "ours have regular expressions, which sudo 1.9.10 has: BRIDGE_LIST can name a newer machine"
+            )
+            raise NotPermitted(f"{where} does not understand a line of sudoers; {newer}") from None
+        raise NotPermitted(f"{where} does not let us: {e.detail}") from None
 
 
 def lacking(commands: Sequence[Sequence[str]]) -> list[str]:

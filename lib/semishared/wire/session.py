@@ -22,6 +22,7 @@ from ..errors import (
     HostFailed,
     HostOutdated,
     HostUnreachable,
+    OldPython,
     SemisharedError,
     WouldChange,
     from_id,
@@ -398,6 +399,8 @@ class Session:
         code = ended_within(self._process, 5) or 0
         said = self._said()
         greeting = bytes(self._reader.greeting[:200])
+        if said.startswith(f"{OldPython.id} "):
+            return OldPython(said[len(OldPython.id) + 1 :].partition(";")[0])
         if code == 255:
             times = f" ({self._refusals} times: MaxStartups of its sshd?)" if self._refusals > 1 else ""
             return HostUnreachable(f"host {self.host}: {said or 'ssh gave no reason'}{times}")

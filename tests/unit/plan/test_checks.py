@@ -225,6 +225,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "libvirt": (machine(libvirt={"error": "why"}), machine()),
     "libvirt-old": (machine(libvirt=OLD), machine(libvirt=OLDEST)),
     "emulator-old": (machine(libvirt=OLD), machine(libvirt=OLDEST)),
+    "emulator-user": (machine(libvirt={"user": "qemu"}), machine(libvirt={"user": "u"})),
     "secrets": (machine(libvirt={"secrets": []}), machine()),
     "selinux": (machine(libvirt={"secrets": [], **CONFINED}), machine()),
     "store-answers": (seen(error="hangs"), seen()),

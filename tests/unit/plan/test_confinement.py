@@ -37,6 +37,15 @@ def test_what_libvirt_confines_qemu_by(model: str, wanted: list[str]) -> None:
 
 def test_libvirt_that_says_nothing_confines_by_nothing() -> None:
     assert preflight.confines("error: failed to connect to the hypervisor") == []
+    assert preflight.qemu_user("error: failed to connect to the hypervisor") == ""
+
+
+@pytest.mark.fault(75, "doctor says that libvirt runs QEMU as another user than the one whose the disks are")
+def test_which_user_qemu_is() -> None:
+    said = CAPABILITIES.format(MODEL.format("selinux"))
+    assert preflight.qemu_user(said.replace("+9869:", "+0:")) == "root"
+    assert preflight.qemu_user(said.replace("+9869:", "+999999999:")) == "999999999"
+    assert preflight.qemu_user(said.replace("+9869:+9869", "u:object_r")) == ""
 
 
 def findings(confines: list[str], type: str, passable: bool) -> list[diagnosis.Finding]:

@@ -203,6 +203,10 @@ libvirt-old: Is it one that guests were tried under?
     broken: libvirt {it} is older than 7.0 -> as root on {machine}: update libvirt
 emulator-old: Is its QEMU one that guests were tried under?
     broken: guests run in QEMU {it}, which is older than 5.2 -> as root on {machine}: {update}
+emulator-user: Does QEMU run as the user whose the disks are?
+    broken: libvirt runs QEMU as {user}, not as {own}: it cannot open disks
+    -> in /etc/libvirt/qemu.conf on {machine}, as OpenNebula's package for hosts has it: user = "{own}",
+    group = "{own}", dynamic_ownership = 0; then as root: systemctl restart {daemon}
 secrets: Does it know the keys of Ceph?
     broken: libvirt does not know the secret {it} -> docs/how-to/ceph.md, 4. libvirt
 selinux: Is QEMU confined as it was tried?

@@ -98,6 +98,12 @@ def _old_libvirt(it: Machine) -> str:
     return libvirt if libvirt and version(libvirt) < FLOORS["libvirt"] else ""
 
 
+def _qemu_user(it: Machine) -> object:
+    users = {"user": it.answer["libvirt"].get("user", ""), "own": it.answer["user"]}
+    daemon = platforms.daemon(it.platform)
+    return users["user"] not in ("", "root", users["own"]) and {**users, "daemon": daemon}
+
+
 def _user(it: Machine) -> object:
     users = {"user": it.answer["user"], "own": it.own.get("user")}
     return it.own and users["user"] != users["own"] and users
@@ -126,6 +132,7 @@ MACHINE: dict[str, Judge] = {
     "libvirt": _silent,
     "libvirt-old": _old_libvirt,
     "emulator-old": lambda it: _old_qemu(it, it.answer["libvirt"].get("qemu")),
+    "emulator-user": _qemu_user,
     "secrets": lambda it: [one for one in it.secrets if one not in it.answer["libvirt"]["secrets"]],
     "selinux": lambda it: "selinux" in it.answer["libvirt"].get("confines", ()),
     "ceph-pool": lambda state: state["error"],
