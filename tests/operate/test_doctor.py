@@ -17,6 +17,7 @@ from configurations import oned_conf, vmm_execrc
 from lab import Node
 from lab.cloud import DATASTORES, STORE, SYSTEM, Cloud
 from lab.oned.objects import Datastore
+from platforms import el
 from system.test_monitoring import hidden, hung
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
@@ -131,38 +132,20 @@ def no_binding(node: Node) -> ContextManager[None]:
     return commands(node, f"mkdir -p /tmp/none; mount --bind /tmp/none {packages}", f"umount {packages}")
 
 
-AS_EL_8 = """#!/bin/sh
-# As /usr/bin/python3 of EL 8: it says 3.6, and reads nothing that 3.6 cannot read.
-exec /tmp/el8/true-python3 -I -c '
-import ast, sys
-sys.version_info, text = (3, 6, 8, "final", 0), sys.stdin.read()
-tree = ast.parse(text, feature_version=(3, 6))
-if any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body):
-    raise SyntaxError("future feature annotations is not defined")
-exec(compile(text, "-", "exec"))
-' "$3"
-"""
 EL_8 = 'ID="almalinux"\nID_LIKE="rhel centos fedora"\nVERSION_ID="8.10"\n'
 
 
 @contextmanager
 def old_python(node: Node) -> Iterator[None]:
-    """Let a host be one of EL 8: what os-release says, and a python3 that is older than ours."""
-    node.path("/tmp/el8").mkdir()
-    # The place of python3 is a link: what is mounted there lies on what the link leads to.
-    node.run(["cp", "/usr/bin/python3", "/tmp/el8/true-python3"], user="root")
-    node.path("/tmp/el8/os-release").write_text(EL_8)
-    node.path("/tmp/el8/python3").write_text(AS_EL_8)
-    node.path("/tmp/el8/python3").chmod(0o755)
-    places = {"os-release": "/etc/os-release", "python3": "/usr/bin/python3"}
-    for name, place in places.items():
-        node.run(["mount", "--bind", f"/tmp/el8/{name}", place], user="root")
+    """Let a host be one of EL 8: what os-release says, and a python3 that is older than ours, alone."""
+    el.age_python(node)
     try:
-        yield
+        node.path("/usr/lib/os-release").write_text(EL_8)
+        with el.alone(node):
+            yield
     finally:
-        for place in places.values():
-            node.run(["umount", place], user="root")
-        node.run(["rm", "-r", "/tmp/el8"], user="root")
+        node.run(["umount", "-l", "/usr"], user="root")
+        node.run(["rm", "-r", el.OVER], user="root")
 
 
 @contextmanager
@@ -623,5 +606,5 @@ def test_host_of_el_8_is_told_what_el_8_has(cloud: Cloud) -> None:
         "severity": "broken",
         "machine": "h2",
         "what": "python3 is 3.6.8",
-        "mend": "as root on h2: dnf install python39; alternatives --set python3 /usr/bin/python3.9",
+        "mend": "as root on h2: dnf install python39",
     }

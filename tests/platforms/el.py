@@ -64,14 +64,19 @@ def root(node: Node, *words: str) -> None:
     node.run(list(words), user="root")
 
 
-def arrange(node: Node) -> None:
-    """Make a node one."""
+def age_python(node: Node) -> None:
+    """Lay what can be changed over a node's /usr, and let its /usr/bin/python3 say that it is 3.6."""
     mount = f"lowerdir=/usr,upperdir={OVER}/upper,workdir={OVER}/work"
     root(node, "mkdir", "-p", f"{OVER}/upper", f"{OVER}/work")
     root(node, "mount", "-t", "overlay", "overlay", "-o", mount, "/usr")
     newer = node.run(["readlink", "/usr/bin/python3"]).stdout.decode().strip()
     root(node, "rm", "/usr/bin/python3")
     say_36(node, f"/usr/bin/{newer}")
+
+
+def arrange(node: Node) -> None:
+    """Make a node one."""
+    age_python(node)
     root(node, "mv", "/usr/bin/qemu-system-x86_64", KVM)
     root(node, "sh", "-c", "rm -f /usr/bin/kvm /usr/bin/qemu-system-*")
     # So does OpenNebula's package for hosts.
