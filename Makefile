@@ -5,7 +5,7 @@ PY := /usr/bin/python3
 RUN := PYTHONPATH=tests:lib $(PY)
 VENV := build/venv
 N ?= 2
-RELEASE ?= 13
+RELEASE ?= mixed
 SUITES ?= python platforms
 FILES ?= tests/real
 VERSION = $(shell cat '$(SRC)/src/im_mad/remotes/VERSION')
@@ -43,8 +43,9 @@ $(VENV)/ready: tests/requirements-lint.txt
 provision: ## install what tests and demo need (Debian 12, root)
 	@tests/lab/provision.sh
 
+# A host like EL (tests/platforms/el.py) has the sudo of 11.
 platform-root: provision $(VENV)/ready ## have the programs of Debian RELEASE (11, 13, or test-platforms') for nodes of labs, below build/roots; some minutes, once
-	@$(RUN) -m lab root $(RELEASE)
+	@$(RUN) -m lab root $(RELEASE) $(if $(filter mixed,$(RELEASE)),11)
 
 test: provision platform-root ## all suites: some 25 minutes on two quiet cores; what they cost is said at the end
 	@$(RUN) tests/suites.py
