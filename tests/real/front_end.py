@@ -40,6 +40,11 @@ def is_before_7() -> bool:
     return Path("/usr/bin/mm_sched").exists()
 
 
+def version() -> tuple[int, ...]:
+    """Return the version of the OpenNebula of this root."""
+    return tuple(map(int, Path(REMOTES, "VERSION").read_text().strip().split(".")))
+
+
 class OpenNebula:
     """The daemons of one front-end."""
 
