@@ -357,6 +357,18 @@ class MissingVm(SemisharedError):
     remedy = "docs/how-to/failed-moves.md says how it is brought back from where it is; nothing was changed"
 
 
+class OnAnotherFrontEnd(SemisharedError):
+    """A stopped or undeployed VM that is not on the front-end that leads, and another front-end, which may
+    have it, does not answer.
+    """
+
+    id = "SS091"
+    remedy = (
+        "start that front-end, or bring its disk back, and do the action again (`onevm recover --retry VM`); "
+        "docs/how-to/high-availability.md says how it is found and what to do if it is lost for good"
+    )
+
+
 class OldPython(SemisharedError):
     """A machine's /usr/bin/python3 is older than 3.9, and it has no newer one beside it."""
 

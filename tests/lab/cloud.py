@@ -76,6 +76,7 @@ class Cloud:
         forks: bool = False,
         installs: bool = False,
         releases: Optional[Mapping[str, int]] = None,
+        front_ends: int = 1,
     ) -> Iterator[Cloud]:
         """Put up lab, drivers and datastores (with `ceph`, a number of OSDs, also RBD_STORE); take all of it
         down at the end.
@@ -83,10 +84,11 @@ class Cloud:
         With `cephfs` STORE is on CephFS, which each node mounts by itself; else it is a bind mount. With
         `forks` the drivers are forked and not started (forks.py), and machines share connections
         (connections.py). With `installs` they are installed and brought to the hosts as by an operator; else
-        they are copied, as such an installation has left them in another lab. `releases`: as of Lab.up.
+        they are copied, as such an installation has left them in another lab. `releases` and
+        `front_ends`: as of Lab.up; of two, `fe` leads first (`lead`).
         """
         stores = () if cephfs else (STORE,)
-        with Lab.up(hosts=hosts, stores=stores, ceph=ceph or cephfs, releases=releases) as lab:
+        with Lab.up(hosts=hosts, stores=stores, ceph=ceph or cephfs, releases=releases, front_ends=front_ends) as lab:
             if cephfs:
                 fs.serve(lab.ceph, [lab.fe, *lab.hosts], f"{DATASTORES}/{STORE}")
             lab.install() if installs else lab.put()
@@ -96,6 +98,8 @@ class Cloud:
             for host in lab.hosts:
                 lay_out_boot(host.path(BOOT))
             with Oned.in_lab(lab, Settings(domain_type=lab.virt, vm_mad=lab.virt)) as oned:
+                if front_ends > 1:
+                    oned.group([node.name for node in lab.front_ends])
                 oned.datastore_create(IMAGE_DS, STORE)
                 if ceph:
                     oned.datastore_create(lab.ceph.datastore(), RBD_STORE)
@@ -110,6 +114,12 @@ class Cloud:
                 ]
                 lab.fe.run(setup)
                 yield cls(lab, oned)
+
+    def lead(self, name: str) -> Node:
+        """Have a front-end lead: oned starts drivers there from now on, and names it; return it."""
+        node = self.lab.node(name)
+        self.oned.lead(node)
+        return node
 
     # -- images ------------------------------------------------------------------------------------
 
@@ -374,7 +384,7 @@ class Cloud:
 
     def _left(self) -> List[str]:
         found = []
-        for node in [self.lab.fe, *self.lab.hosts]:
+        for node in [*self.lab.front_ends, *self.lab.hosts]:
             for system in (ds.id for ds in self.oned.datastores.values() if ds.type == 1):
                 names = self.files(node, f"{DATASTORES}/{system}")
                 found += [

@@ -36,7 +36,7 @@ MASTER = [
 def share(lab: Lab) -> None:
     """Connect front-end and hosts with all hosts until they end, and let ssh use these connections."""
     made = []
-    for node in (lab.fe, *lab.hosts):
+    for node in (*lab.front_ends, *lab.hosts):
         config = node.path("/var/lib/one/.ssh/config")
         config.write_text(CONFIG)
         os.chown(config, lab.uid, lab.gid)

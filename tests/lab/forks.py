@@ -29,8 +29,8 @@ IS_PLACED = ["test", "-d", SOCKETS]
 COVER = 'mount --bind "$1" "$(readlink -f /usr/bin/python3)"'
 
 
-def _serve(node: Node, client: Path) -> None:
-    lib = f"{REMOTES if node.name == 'fe' else SCRIPTS}/lib"
+def _serve(lab: Lab, node: Node, client: Path) -> None:
+    lib = f"{REMOTES if node in lab.front_ends else SCRIPTS}/lib"
     is_placed = not node.run(IS_PLACED, check=False).returncode
     if not is_placed:
         for source, name in ((client, "fork_client"), (Path(fork_server.__file__), "fork_server.py")):
@@ -66,8 +66,8 @@ def serve(lab: Lab) -> None:
     Once more for other ones.
     """
     client = _client(REAL)
-    for node in (lab.fe, *lab.hosts):
-        _serve(node, client)
+    for node in (*lab.front_ends, *lab.hosts):
+        _serve(lab, node, client)
 
 
 def start(

@@ -68,7 +68,12 @@ class Lab:
     @property
     def hosts(self) -> list[Node]:
         """Return the hosts in order."""
-        return [node for name, node in self._nodes.items() if name not in ("fe", "ceph")]
+        return [node for name, node in self._nodes.items() if not name.startswith(("fe", "ceph"))]
+
+    @property
+    def front_ends(self) -> list[Node]:
+        """Return the front-ends in order: one, but for a lab of an HA group."""
+        return [node for name, node in self._nodes.items() if name.startswith("fe")]
 
     @property
     def ceph(self) -> Cluster:
@@ -83,7 +88,7 @@ class Lab:
         return list(self._nodes.values())
 
     def node(self, name: str) -> Node:
-        """Return the node called `fe`, `ceph`, `h1`, `h2`, ..."""
+        """Return the node called `fe`, `fe2`, `ceph`, `h1`, `h2`, ..."""
         return self._nodes[name]
 
     @classmethod
@@ -111,9 +116,12 @@ class Lab:
         stay: bool = False,
         ceph: int = 0,
         releases: Optional[Mapping[str, int]] = None,
+        front_ends: int = 1,
     ) -> Lab:
         """Put up a lab, with a Ceph cluster of so many OSDs if told; with `stay` it remains when this process
         ends, until `lab down`.
+
+        `front_ends`: 2 for an HA group of `fe` and `fe2`.
 
         `releases`: which nodes have the programs of another Debian release than this machine's (roots.py);
         where it is not said, the environment does.
@@ -138,11 +146,17 @@ class Lab:
                 only = {} if release is None else {"h1": release}
                 with cls._up(1, (), stay=False, ceph=0, releases=only) as lab:
                     lab._ask_qemu()
-        return cls._up(hosts, stores, stay, ceph, releases)
+        return cls._up(hosts, stores, stay, ceph, releases, front_ends)
 
     @classmethod
     def _up(
-        cls, hosts: int, stores: Sequence[int], stay: bool, ceph: int, releases: Mapping[str, int]
+        cls,
+        hosts: int,
+        stores: Sequence[int],
+        stay: bool,
+        ceph: int,
+        releases: Mapping[str, int],
+        front_ends: int = 1,
     ) -> Lab:
         sharedfs = caches.build([caches.HERE / "sharedfs.c"], ["-shared", "-fPIC"])
         record = {
@@ -159,6 +173,8 @@ class Lab:
             guard = cls._start_guard(folder)
             record = state.read(folder)
             names = {"fe": f"{record['subnet']}.1"}
+            if front_ends > 1:
+                names["fe2"] = f"{record['subnet']}.3"
             if ceph:
                 names["ceph"] = f"{record['subnet']}.2"
             names.update(
@@ -294,6 +310,10 @@ class Lab:
         if is_ours and not known:
             caches.keep_package(kept, package)
         self.sync()
+        for node in self.front_ends[1:]:
+            for path in (REMOTES, "/opt/semishared"):
+                shutil.copytree(self.fe.path(path), node.path(path), symlinks=True, dirs_exist_ok=True)
+                node.run(["chown", "-R", f"{layout.USER}:", path], user="root")
 
     def put(self) -> None:
         """Bring front-end and hosts what `install` has left in another lab with the same checkout; install
@@ -310,14 +330,15 @@ class Lab:
             return
 
         def one(node: Node) -> None:
-            names = ("0", "1") if node is self.fe else ("2",)
+            is_front_end = node in self.front_ends
+            names = ("0", "1") if is_front_end else ("2",)
             for name, path in zip(reversed(names), (node.path("/opt/remotes"), node.path("/opt/semishared"))):
                 subprocess.run(["cp", "-a", "--", str(kept / name), str(path)], check=True)
             # /opt is in memory; the node's first process mounts it there, too, when it is started anew.
-            target = REMOTES if node is self.fe else SCRIPTS
+            target = REMOTES if is_front_end else SCRIPTS
             node.run(["sh", "-euc", 'mkdir -p "$0" && mount --bind /opt/remotes "$0"', target], user="root")
 
-        _each(one, (self.fe, *self.hosts))
+        _each(one, (*self.front_ends, *self.hosts))
 
     def unpack(self) -> None:
         """Bring the stand-ins for the stock scripts and a copy of the checkout to the front-end; install

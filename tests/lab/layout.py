@@ -165,7 +165,7 @@ def lay_out(
     for part in ("lib/libvirt/qemu", "cache/libvirt/qemu"):
         owned.append(folder / "var" / part)
     owned += [home / "datastores" / str(store) for store in (*stores, 101)]
-    if name == "fe":
+    if name.startswith("fe"):
         owned += [home / "remotes", home / ".one"]
     for path in owned:
         path.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def lay_out(
         home / ".ssh/authorized_keys": (keys / "user.pub").read_text(),
         home / ".ssh/known_hosts": "* " + (keys / "host.pub").read_text(),
     }
-    if name == "fe":
+    if name.startswith("fe"):
         files[home / ".one/one_auth"] = "oneadmin:password\n"
         files[home / ".one/semishared_key"] = FRONT_END_KEY.decode()
     os.chmod(home / ".ssh", 0o700)

@@ -25,7 +25,7 @@ for name in bin sbin lib lib32 lib64 libx32; do
 done
 for name in etc var root opt; do mount --bind "$dir/$name" "$root/$name"; done
 if [ -d "$root/opt/remotes" ]; then # cli/command.py, `put`
-    [ "$LAB_NAME" = fe ] && scripts=var/lib/one/remotes || scripts=var/tmp/one
+    case $LAB_NAME in fe*) scripts=var/lib/one/remotes ;; *) scripts=var/tmp/one ;; esac
     mount --bind "$root/opt/remotes" "$root/$scripts"
 fi
 for id in $LAB_STORES; do mount --bind "$LAB_SHARE/$id" "$root/var/lib/one/datastores/$id"; done
@@ -89,9 +89,10 @@ ip route add default dev eth0
 exec 3>&1 </dev/null >>/var/log/node.log 2>&1
 # -r: it does not start itself anew for each connection, which would be half of what one costs.
 /usr/sbin/sshd -r -f /etc/ssh/sshd_lab 3>&-
-if [ "$LAB_NAME" != fe ] && [ "$LAB_NAME" != ceph ]; then
-    LD_PRELOAD=$LAB_SHAREDFS /usr/sbin/libvirtd -d 3>&-
-fi
+case $LAB_NAME in
+fe* | ceph) ;;
+*) LD_PRELOAD=$LAB_SHAREDFS /usr/sbin/libvirtd -d 3>&- ;;
+esac
 until [ -e /run/sshd.pid ]; do sleep 0.01; done
 echo ready >&3
 exec 3>&-

@@ -34,7 +34,7 @@ from typing import Any, Sequence
 
 from .. import NAME
 from ..errors import BadArguments, BadAttribute, NoKey, OnedUnavailable, SemisharedError
-from ..front import fence_facts, noted_datastores
+from ..front import front_ends, noted_datastores
 from ..front.stores import Marked, mark
 from ..install import examine
 from ..install.oned_conf import quoted
@@ -73,7 +73,7 @@ def key_made(oned: Oned) -> list[str]:
         if why:
             raise NoKey(f"{oned.key} {why}")
         return []
-    others = fence_facts.other_front_ends(oned)
+    others = front_ends.others(oned)
     for machine, said in _asked(oned.key, others, CONNECT_S).items():
         if isinstance(said, str):
             which = f"{machine}, a front-end of this zone too,"
@@ -101,7 +101,7 @@ def key_findings(front_end: str, connect_s: int) -> list[Finding]:
     """Return what is wrong with the key here and on the other front-ends, as far as they can be asked."""
     try:
         oned = Oned()
-        others = fence_facts.other_front_ends(oned)
+        others = front_ends.others(oned)
     except SemisharedError:
         return []  # oned is a finding of its own
     return of_keys(_asked(oned.key, [front_end, *others], connect_s), front_end, oned.key)

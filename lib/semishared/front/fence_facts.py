@@ -29,26 +29,17 @@ from ..store.rbd.blocklist import Fencer
 from ..tools import key
 from ..tools.hung_store import unless_it_hangs
 from ..tools.run import run
-from ..tools.this_machine import addresses, are_one, is_here
-
-
-def other_front_ends(oned: Oned) -> list[str]:
-    """Return the addresses of this zone's other front-ends, none without HA; raise OnedUnavailable.
-
-    They may not be shut out: they have the same key.
-    """
-    zones = [found for found in oned.front_ends() if found]
-    ours = [zone for zone in zones if any(map(is_here, zone))]
-    # Of several zones in a federation, the one of this machine; a single one is ours whatever its names.
-    return [
-        found for zone in ours or (zones if len(zones) == 1 else []) for found in zone if not is_here(found)
-    ]
+from ..tools.this_machine import addresses, are_one
+from . import front_ends
 
 
 def front_end_addresses(oned: Oned, host: str) -> frozenset[str]:
-    """Return their addresses, as far as names resolve, without those of `host`; raise OnedUnavailable."""
+    """Return the addresses of the other front-ends, as far as names resolve, without those of `host`.
+
+    They may not be shut out: they have the same key. Raise OnedUnavailable.
+    """
     return frozenset(
-        address for name in other_front_ends(oned) if not are_one(name, host) for address in _addresses(name)
+        address for name in front_ends.others(oned) if not are_one(name, host) for address in _addresses(name)
     )
 
 

@@ -139,7 +139,9 @@ def mvds(action: Action, asked: args.ToImage) -> Plan:
 
     vm = vm_location.known_shares(asked.disk.vm_place.vm)
     action.seq = vm.seq_on(asked.disk.host) if vm else -1
-    return removals.mvds(asked, vm_location.is_here_too(asked.disk.vm_place), vm)
+    place = asked.disk.vm_place
+    may_rest = vm_location.may_rest_elsewhere(place, vm)
+    return removals.mvds(asked, vm_location.is_here_too(place), vm, may_rest)
 
 
 def cpds(action: Action, asked: args.ToImage) -> Plan:
@@ -148,16 +150,21 @@ def cpds(action: Action, asked: args.ToImage) -> Plan:
     from ..plan.disk import backup as disk_backup
     from ..tools.this_machine import are_one
 
-    oned = Oned()
-    vm = oned.vm(asked.disk.vm_place.vm)
+    oned, place = Oned(), asked.disk.vm_place
+    vm = oned.vm(place.vm)
     action.seq = vm.seq
-    host = (
-        vm_location.source_of_copy(asked.disk.vm_place, vm.host)
-        if vm.lcm_state in disk_backup.AWAY
-        else asked.disk.host
-    )
+    host = asked.disk.host
+    if vm.lcm_state in disk_backup.AWAY:
+        host = vm_location.source_of_copy(place, vm.host)
+        if vm_location.may_rest_elsewhere(place, vm):
+            from ..plan.vm import at_rest
+
+            rests = yield from at_rest.elsewhere(place, vm)
+            host = rests.machine or host
+            if not rests.machine:
+                rests.refuse(vm.id, f"is not on {place.host}")
     datastore = _marked(action, oned, asked.store)
-    return disk_backup.cpds(asked, vm, datastore, host, action.config.freeze, are_one)
+    yield from disk_backup.cpds(asked, vm, datastore, host, action.config.freeze, are_one)
 
 
 def delete(action: Action, asked: args.Delete) -> Plan:
@@ -170,7 +177,8 @@ def delete(action: Action, asked: args.Delete) -> Plan:
     from ..plan.disk import removals
 
     try:
-        yield from removals.delete(asked, vm_location.is_here_too(asked.vm_place))
+        may_rest = not asked.is_nothing and vm_location.may_rest_elsewhere(asked.vm_place, vm)
+        yield from removals.delete(asked, vm_location.is_here_too(asked.vm_place), may_rest)
     except SemisharedError:
         # A host that does not answer may be lost while its guest runs; a key is good from anywhere.
         yield from _withdrawn(asked, vm)

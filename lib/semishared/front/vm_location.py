@@ -33,6 +33,25 @@ def is_here_too(place: VmPlace) -> bool:
     return not is_here(place.host) and is_on_front_end(place.path)
 
 
+def may_rest_elsewhere(place: VmPlace, vm: Optional[Vm]) -> bool:
+    """Tell whether a VM that is to be removed was at rest, and is not on this front-end.
+
+    oned names the front-end then, or the last host if it does so once more (plan/disk/removals.py). What this
+    one has of an earlier stay does not count (plan/vm/at_rest.py).
+    """
+    from ..tools.this_machine import is_here
+
+    if not (is_here(place.host) or (vm is not None and vm.has_left)):
+        return False
+    if not is_on_front_end(place.path):
+        return True
+    from ..plan.vm import moves
+    from ..tools import files
+
+    seq = files.hint(disk_names.history_note(place.path)).get("seq")
+    return vm is not None and isinstance(seq, int) and moves.is_older_stay(seq, vm)
+
+
 def source_of_copy(place: VmPlace, last_host: str) -> str:
     """Return the host with the disk of an undeployed VM: the front-end, or its last host if that has it."""
     from ..tools import files

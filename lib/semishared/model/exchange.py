@@ -99,7 +99,10 @@ class Here(NamedTuple):
 
 
 class AskOned(NamedTuple):
-    """A question to oned in the middle of a plan: `what` is vm, image or datastore. Given that object."""
+    """A question to oned in the middle of a plan: `what` is vm, image or datastore. Given that object.
+
+    Or it is front_ends: given the addresses of the other front-ends of this zone.
+    """
 
     what: str
     id: int

@@ -204,6 +204,14 @@ class Vm(Object):
         return self.state in (VmState.STOPPED, VmState.UNDEPLOYED)
 
     @property
+    def has_left(self) -> bool:
+        """Tell whether its files have left the host of the last history record, as those of a VM at rest.
+
+        oned ends a record with the epilog, of whatever kind; one of a VM on its host is not ended.
+        """
+        return self.number("HISTORY_RECORDS/HISTORY[last()]/ETIME") > 0
+
+    @property
     def is_on_no_host(self) -> bool:
         """Tell whether its disks come to a host only when it is deployed."""
         return self.is_on_front_end or self.state in (VmState.PENDING, VmState.HOLD)

@@ -72,6 +72,11 @@ HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 Heard = TypeVar("Heard", Message, Part)
 T = TypeVar("T")
 
+front_ends: set[str] = set()
+"""Other front-ends of this zone, as far as known (front/front_ends.py). They have the package where this one
+has it, in remotes/; hosts have it where `onehost sync` puts it.
+"""
+
 _looks_only = False
 
 
@@ -139,7 +144,8 @@ class Session:
             argv, self.address = [PYTHON, "-IS", HERE], ""
         else:
             connect_s = config.hosts_connect_timeout_s
-            command = f"exec {PYTHON} -IS {config.hosts_scripts_dir}/lib/semishared/hostside.py"
+            synced = f"{config.hosts_scripts_dir}/lib/semishared/hostside.py"
+            command = f"exec {PYTHON} -IS {HERE if host in front_ends else synced}"
             rest = ["-o", "ServerAliveCountMax=3"]
             known_as = host
             if bulk or address:

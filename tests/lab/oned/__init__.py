@@ -14,9 +14,10 @@ a driver printed what can crash oned. Different VMs may be operated from differe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional, Type
+from typing import Any, Optional, Sequence, Type
 
 from .drivers import ActionFailed, Call, CrashTrap, Done, Refused, Runner, Step
 from .rpc import Rpc
@@ -70,6 +71,25 @@ class Oned(SchedulerOps):
         oned.rpc.actions = {"resched": oned.vm_resched, "resume": oned.vm_begin_to_resume}
         oned.rpc.deploy = oned.vm_begin_to_deploy
         return oned
+
+    def group(self, front_ends: Sequence[str]) -> None:
+        """Have a zone of several front-ends, as they are called on the network."""
+        assert self.rpc
+        servers = "".join(
+            f"<SERVER><ENDPOINT>http://{name}:2633/RPC2</ENDPOINT></SERVER>" for name in front_ends
+        )
+        pool = f"<SERVER_POOL>{servers}</SERVER_POOL>"
+        self.rpc.zones = f"<ZONE><ID>0</ID><NAME>OpenNebula</NAME>{pool}</ZONE>"
+
+    def lead(self, node: Any) -> None:
+        """Start drivers on another front-end of the group from now on, and name that one to them.
+
+        State is one for all, as Raft has it. What an action of the old one is at goes on there.
+        """
+        assert self.rpc and isinstance(self.runner, LabRunner)
+        self.settings = self.drivers.settings = replace(self.settings, front_end=node.name)
+        self.runner.front_end = node
+        self.rpc.serve(node.pid)
 
     @classmethod
     def in_tree(cls, root: Path, settings: Settings) -> Oned:

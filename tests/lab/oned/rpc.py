@@ -78,7 +78,6 @@ class Rpc:
         """VM groups, as XML."""
         self.hooks: List[str] = []
         """Hooks that are registered, as XML."""
-        listener = listen(("127.0.0.1", port), pid)
         self.requests: List[Tuple[str, Tuple[Any, ...]]] = []
         rpc = self
 
@@ -100,20 +99,37 @@ class Rpc:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler, bind_and_activate=False)
-        self._server.daemon_threads = True
-        self._server.socket.close()
-        self._server.socket = listener
-        self._server.server_address = listener.getsockname()
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/RPC2"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
+        self._handler = Handler
+        self._servers: Dict[int, Tuple[ThreadingHTTPServer, threading.Thread]] = {}
+        """By the first process of the machine where it listens, 0 for this one."""
+        self.url = f"http://127.0.0.1:{self.serve(pid, port)}/RPC2"
+
+    def serve(self, pid: Optional[int], port: int = 2633) -> int:
+        """Listen on a machine's loopback too, unless it does; return the port."""
+        if (pid or 0) not in self._servers:
+            listener = listen(("127.0.0.1", port), pid)
+            server = ThreadingHTTPServer(("127.0.0.1", port), self._handler, bind_and_activate=False)
+            server.daemon_threads = True
+            server.socket.close()
+            server.socket = listener
+            server.server_address = listener.getsockname()
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            self._servers[pid or 0] = server, thread
+            thread.start()
+        return int(self._servers[pid or 0][0].server_address[1])
+
+    def leave(self, pid: int) -> None:
+        """Stop listening on a machine: its network stays as long as a socket in it."""
+        if pid in self._servers:
+            server, thread = self._servers.pop(pid)
+            server.shutdown()
+            server.server_close()
+            thread.join()
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        for pid in list(self._servers):
+            self.leave(pid)
 
     def answer(self, request: bytes) -> bytes:
         """Answer one request body."""

@@ -255,7 +255,7 @@ def resize(asked: Resize, vm: Vm) -> Plan:
         return
     if vm.lcm_state == LcmState.DISK_RESIZE_UNDEPLOYED:
         # argv names the last host, the directory has moved to the front-end.
-        host = yield from _machine_of(place)
+        host = yield from _machine_of(place, vm)
     found = yield from ask(host, s.GrowDisk(disk, asked.size))
     if found:
         from ..image import disk_image
@@ -275,11 +275,17 @@ def _readonly(disk: s.DiskRef) -> str:
     return f"disk {disk.disk} of VM {disk.vm} is read-only, and is not grown"
 
 
-def _machine_of(place: DiskPlace) -> Part[str]:
-    """Return the machine that has the VM: the front-end or the disk's last host."""
-    vm = place.vm_place
+def _machine_of(place: DiskPlace, vm: Vm) -> Part[str]:
+    """Return the machine that has the VM: the front-end, another one, or the disk's last host."""
+    at = place.vm_place
     for host in ("localhost", place.host):
-        found = yield from ask(host, s.DescribeVm(vm.vm, vm.path))
+        found = yield from ask(host, s.DescribeVm(at.vm, at.path))
         if found.present:
             return host
-    raise MissingVm(f"VM {vm.vm} is neither on the front-end nor on {place.host}")
+    from ..vm import at_rest
+
+    rests = yield from at_rest.elsewhere(at, vm)
+    if not rests.machine:
+        rests.refuse(at.vm, f"is neither on this front-end nor on {place.host}")
+        raise MissingVm(f"VM {at.vm} is neither on the front-end nor on {place.host}")
+    return rests.machine

@@ -43,7 +43,11 @@ COMING = (
     LcmState.PROLOG_MIGRATE_UNKNOWN,
 )
 """States in which oned has a VM's files moved to the host where it is to run."""
-MOVING = (*COMING, LcmState.EPILOG_STOP, LcmState.EPILOG_UNDEPLOY)
+RESUMING = (LcmState.PROLOG_RESUME, LcmState.PROLOG_UNDEPLOY)
+"""Of these, those in which the files come from the front-end."""
+LEAVING = (LcmState.EPILOG_STOP, LcmState.EPILOG_UNDEPLOY)
+"""States in which oned has them moved there."""
+MOVING = (*COMING, *LEAVING)
 SAVED = (LcmState.PROLOG_MIGRATE, LcmState.PROLOG_MIGRATE_SUSPEND)
 """States in which a VM goes from host to host with the memory of its guest."""
 UNKNOWN = (LcmState.PROLOG_MIGRATE_UNKNOWN, LcmState.PROLOG_MIGRATE_UNKNOWN_FAILURE)
@@ -89,7 +93,8 @@ def mv(asked: Move, vm: Vm, told: Told) -> Plan:
     if target_step is None:
         yield from renamed(asked.source.host, source_step, vm, guest)
     else:
-        yield from carried(asked, (source_step, target_step), vm, guest)
+        is_home = told.source_is_here and not told.front_end_runs_vms
+        yield from carried(asked, (source_step, target_step), vm, guest, is_home)
 
 
 def steps_of(
@@ -129,7 +134,24 @@ def renamed(host: str, step: Any, vm: Vm, guest: str) -> Plan:
     yield from _release(host, s.ReleaseVm(step.vm, step.source, guest, found.seen), vm)
 
 
-def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
+def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, is_home: bool) -> Plan:
+    """Relay a VM directory between two hosts, one of which may be the front-end.
+
+    One at rest may be on another front-end (at_rest.py). `is_home`: the front-end is the source, and no host.
+    """
+    try:
+        yield from _relayed(asked, steps, vm, guest, is_home)
+    except MissingVm as e:
+        if vm.lcm_state not in (*RESUMING, *LEAVING):
+            raise
+        from . import at_rest
+
+        source = yield from at_rest.of_move(asked, vm, e)
+        if source:
+            yield from _relayed(asked._replace(source=source), steps, vm, guest)
+
+
+def _relayed(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, is_home: bool = False) -> Plan:
     """Relay a VM directory between two hosts; the source lets go only when the target has it."""
     place, there = asked.source, asked.target
     yield agree(there.host)
@@ -142,6 +164,8 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
     else:
         found = yield from ask(place.host, mark)
     unmark = On(place.host, (s.UnmarkVm(place.vm, place.path, found.token),))
+    if is_home and vm.lcm_state in RESUMING and is_older_stay(found.seq, vm):
+        found = found._replace(present=False, whole=False)
     try:
         gone = yield from _carried(asked, steps, vm, guest, found, fits, unmark)
     except SemisharedError:
@@ -180,7 +204,8 @@ def _carried(
     elif not found.present:
         older = f"; {there.host} has what it was at SEQ {looked.seq}"
         older = older if looked.whole else f", nor on {there.host}"
-        raise MissingVm(f"VM {place.vm} is not on {place.host}, where it is to be moved from{older}")
+        here = f"on {place.host} as it was at SEQ {found.seq}" if found.seq >= 0 else f"not on {place.host}"
+        raise MissingVm(f"VM {place.vm} is {here}, where it is to be moved from{older}")
     elif not found.whole and any(disk.driver in ("", DRIVER) and not disk.is_directory for disk in vm.disks):
         raise MigrationRefused(s.no_records(place.path, place.host))
     else:
@@ -260,6 +285,17 @@ def _release(host: str, step: s.ReleaseVm, vm: Vm) -> Plan:
         yield warn(
             f"{step.vm_dir} on {host} is kept: {why}. semishared gc removes it when it is not the VM's"
         )
+
+
+def is_older_stay(seq: int, vm: Vm) -> bool:
+    """Tell whether a directory at rest, of that SEQ, is of an earlier stay: the VM was deployed since.
+
+    One that comes to rest has the SEQ of that moment, which is no lower than that of the deployment before.
+    -1, for a directory without a SEQ, is not known to be.
+    """
+    records = vm.history[:-1] if vm.lcm_state in RESUMING else vm.history
+    deployed = (record.number("SEQ") for record in records if record.number("PSTIME") > 0)
+    return 0 <= seq < max(deployed, default=-1)
 
 
 def domain_at(vm: Vm, is_frontend: bool, front_end_runs_vms: bool) -> str:

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a stopped or undeployed VM lies: in an HA group, on the front-end that led when it came to rest.
+
+oned names the front-end that leads now, so a directory that is not there, or is of an earlier stay, is looked
+for on the others, by ssh, and only then. One that has it takes the part of the named one: its files are sent
+from it, removed on it, grown on it. If none has it and one does not answer, that one may have it: the action
+is refused with its name.
+
+Directories of one VM are told apart by the SEQ in them (disk/vm_dir.py). A VM that came to rest was published
+with the SEQ of that moment, so a directory with a lower one than the VM's last deployment is of an earlier
+stay: a leader that was lost has kept it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Dict, Optional, Tuple
+
+from ...errors import MissingVm, OnAnotherFrontEnd, OnedUnavailable, SemisharedError
+from ...model import steps as s
+from ...model.exchange import AskOned, Part, ask, warn
+from ...named import NamedTuple
+from .moves import LEAVING, is_older_stay
+
+if TYPE_CHECKING:
+    from ...opennebula.args import Move, VmPlace
+    from ...opennebula.xml import Vm
+
+
+class Elsewhere(NamedTuple):
+    """What the other front-ends say of a VM directory."""
+
+    machines: Tuple[str, ...] = ()
+    """Those that have one, the newest first."""
+    machine: str = ""
+    """The one with the newest, '' if that is of an earlier stay, or none has any."""
+    seq: int = -1
+    """SEQ of the newest."""
+    silent: Dict[str, str] = {}
+    """Those that do not say, and why."""
+
+    def refuse(self, vm: int, what: str) -> None:
+        """Raise OnAnotherFrontEnd if a front-end does not say whether it has the VM."""
+        if self.silent:
+            said = "; ".join(self.silent.values())
+            raise OnAnotherFrontEnd(
+                f"VM {vm} {what}, and front-end {', '.join(self.silent)}, which may have it, does not say: {said}"
+            )
+
+
+def elsewhere(place: VmPlace, vm: Optional[Vm] = None) -> Part[Elsewhere]:
+    """Look for a VM directory on the other front-ends; there are none without HA, or if oned is silent.
+
+    `vm`: oned's view of it, by which an earlier stay is told.
+    """
+    try:
+        others = yield AskOned("front_ends", place.vm)
+    except OnedUnavailable:
+        return Elsewhere()
+    found, silent = [], {}
+    for machine in others:
+        try:
+            seen = yield from ask(machine, s.LookAtVm(place.vm, place.path))
+        except SemisharedError as e:
+            silent[machine] = e.detail
+            continue
+        if seen.present:
+            found.append((seen.seq, machine))
+    found.sort(reverse=True)
+    seq, newest = found[0] if found else (-1, "")
+    is_old = bool(vm and is_older_stay(seq, vm))
+    return Elsewhere(tuple(machine for _, machine in found), "" if is_old else newest, seq, silent)
+
+
+def of_move(asked: Move, vm: Vm, missing: MissingVm) -> Part[Optional[VmPlace]]:
+    """Return where a move that has not found the VM at its source is to take it from; None: it has arrived.
+
+    `missing` is raised if no other front-end has it, OnAnotherFrontEnd if one may.
+    """
+    is_leaving = vm.lcm_state in LEAVING
+    found = yield from elsewhere(asked.target if is_leaving else asked.source, vm)
+    if is_leaving and found.machine and found.seq >= vm.seq:
+        yield warn(f"VM {vm.id} is at rest on front-end {found.machine}: nothing is left to move")
+        return None
+    if not is_leaving and found.machine:
+        yield warn(f"VM {vm.id} is at rest on front-end {found.machine}, and is brought from there")
+        return asked.source._replace(host=found.machine)
+    found.refuse(vm.id, f"is not on {asked.source.host}")
+    raise missing

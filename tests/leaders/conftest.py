@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cloud of an HA group for all tests of a leader that is lost: two front-ends, two hosts."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Callable, List, Optional
+
+import pytest
+
+from lab import Node
+from lab.cloud import DATASTORES, SYSTEM, Cloud
+from lab.oned import ActionFailed
+
+TRACE = "/var/tmp/leader.trace"
+STOPPED_S = 60
+"""Seconds until an action has come to its point, or has ended."""
+
+
+@dataclass
+class Group:
+    """The cloud, and which front-end leads."""
+
+    cloud: Cloud
+
+    @property
+    def fe(self) -> Node:
+        return self.cloud.lab.node("fe")
+
+    @property
+    def fe2(self) -> Node:
+        return self.cloud.lab.node("fe2")
+
+    def has(self, vm: int) -> List[str]:
+        """Return the machines with a directory of a VM."""
+        path = f"{DATASTORES}/{SYSTEM}/{vm}"
+        lab = self.cloud.lab
+        return [node.name for node in (*lab.front_ends, *lab.hosts) if node.path(path).is_dir()]
+
+    def lose(self, node: Node) -> None:
+        """Cut the power of a front-end."""
+        rpc = self.cloud.oned.rpc
+        assert rpc
+        rpc.leave(node.pid)
+        node.kill()
+
+    # -- a leader that is lost -----------------------------------------------------------------------
+
+    def _within(self, **variables: str) -> None:
+        oned = self.cloud.oned
+        environment = {
+            name: value
+            for name, value in oned.settings.environment.items()
+            if not name.startswith("SEMISHARED_")
+        }
+        oned.settings = replace(oned.settings, environment={**environment, **variables})
+        oned.drivers.settings = oned.settings
+        oned.runner.environment = oned.settings.environment  # type: ignore[attr-defined]
+
+    def points(self, act: Callable[[], object]) -> List[str]:
+        """Have something done by the leader; return the points that its processes have passed."""
+        trace = self.leader.path(TRACE)
+        trace.unlink(missing_ok=True)
+        self._within(SEMISHARED_TRACE=TRACE)
+        try:
+            act()
+        finally:
+            self._within()
+        lines = trace.read_text().splitlines() if trace.exists() else []
+        trace.unlink(missing_ok=True)
+        return lines
+
+    @property
+    def leader(self) -> Node:
+        return self.cloud.lab.node(self.cloud.oned.settings.front_end)
+
+    def lose_leader_at(self, act: Callable[[], object], number: int) -> Optional[str]:
+        """Cut the leader's power when one of its processes has come to a point; have the other one lead.
+
+        Return how the action failed, None if it was done before any came there: then nothing is cut.
+        """
+        failed: List[str] = []
+        lost = self.leader
+
+        def work() -> None:
+            try:
+                act()
+            except ActionFailed as e:
+                failed.append(str(e))
+
+        self._within(SEMISHARED_STOP_AT=str(number))
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            deadline = time.monotonic() + STOPPED_S
+            while thread.is_alive() and not stopped(lost):
+                assert time.monotonic() < deadline, f"no process of {lost.name} came to point {number}"
+                time.sleep(0.02)
+        finally:
+            self._within()
+        if not thread.is_alive():
+            assert not failed, failed
+            return None
+        self.lose(lost)
+        thread.join()
+        self.cloud.lead("fe2" if lost is self.fe else "fe")
+        return failed[0] if failed else ""
+
+
+def stopped(node: Node) -> bool:
+    """Tell whether a process of a node waits where it stopped itself."""
+    for entry in os.scandir(node.path("/proc")):
+        if entry.name.isdigit():
+            try:
+                said = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            if said[:1] == ["T"]:
+                return True
+    return False
+
+
+@pytest.fixture(scope="session")
+def group() -> Iterator[Group]:
+    with Cloud.up(hosts=2, front_ends=2) as up:
+        yield Group(up)
+
+
+@pytest.fixture(autouse=True)
+def _led_by_the_first(group: Group) -> Iterator[None]:
+    """Each test begins with both up, and `fe` leading."""
+    yield
+    for node in group.cloud.lab.front_ends:
+        node.start()
+    group.cloud.lead("fe")
+    group.cloud.delete_all()
+
+
