@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
 import pytest
 
 from lab.cloud import DATASTORES, SYSTEM, Cloud
 from lab.guest import content
 from lab.oned import ActionFailed
+
+from points import ALL
 
 from .conftest import Group
 
@@ -35,6 +37,7 @@ class Vm:
                 f"{name}-diff", content("base", 0, KIB), persistent=True, **LOCAL
             )
             disks.append({"IMAGE_ID": str(self.image)})
+        self.host = host
         self.id = self.cloud.deploy(name, disks, host, context=False)
         self.targets = ["vda", "vdb", "vdc"][: len(disks)]
         self.write("first")
@@ -53,8 +56,10 @@ class Vm:
     def undeploy(self) -> None:
         self.cloud.oned.vm_undeploy(self.id, hard=True)
 
-    def deploy(self, host: str = "h2") -> None:
-        self.cloud.oned.vm_deploy(self.id, host, SYSTEM)
+    def deploy(self) -> None:
+        """Have it on the other host."""
+        self.host = {"h1": "h2", "h2": "h1"}[self.host]
+        self.cloud.oned.vm_deploy(self.id, self.host, SYSTEM)
 
     def retry(self) -> None:
         self.cloud.oned.vm_recover(self.id, "retry")
@@ -93,7 +98,7 @@ def test_what_is_left_of_an_earlier_stay_is_not_resumed_from(group: Group) -> No
     vm.undeploy()
     # As a leader leaves it that is lost before the source of a resume goes.
     group.fe.run(["cp", "-a", f"{VM_DIR}/{vm.id}", "/var/tmp/kept"])
-    vm.deploy("h2")
+    vm.deploy()
     group.fe.run(["mv", "/var/tmp/kept", f"{VM_DIR}/{vm.id}"])
     vm.write("second")
     group.cloud.lead("fe2")
@@ -101,10 +106,87 @@ def test_what_is_left_of_an_earlier_stay_is_not_resumed_from(group: Group) -> No
     assert group.has(vm.id) == ["fe", "fe2"]
     group.cloud.lead("fe")
     group.lose(group.fe2)
-    vm.says(lambda: vm.deploy("h1"), [f"SS091 VM {vm.id} is not on fe", "front-end fe2, which may have it"])
+    vm.says(vm.deploy, [f"SS091 VM {vm.id} is not on fe", "front-end fe2, which may have it"])
     group.fe2.start()
     vm.retry()
     vm.check()
     assert group.has(vm.id) == ["fe", "h1"]
     done = group.fe.run([COMMAND, "gc", "--now", "--json"], check=False)
     assert group.has(vm.id) == ["h1"], done.stdout.decode()
+
+
+def test_a_diff_at_rest_is_committed_where_it_is_or_its_front_end_is_named(group: Group) -> None:
+    vm = Vm(group, "diff", diff=True)
+    # Its image is changed behind our back: the undeploy cannot commit, and the diff comes to rest as it is.
+    path = group.cloud.source(vm.image)
+    group.fe.run(["qemu-io", "-f", "raw", "-c", "write -q -P 0x99 8M 64k", path])
+    vm.undeploy()
+    group.cloud.lead("fe2")
+    done = group.fe2.run([COMMAND, "commit", str(vm.id), "2"], check=False)
+    assert done.returncode == 1 and "SS141" in done.stderr.decode(), "it was looked for where it is"
+    group.lose(group.fe)
+    done = group.fe2.run([COMMAND, "commit", str(vm.id), "2"], check=False)
+    assert f"SS091 VM {vm.id} is not on this front-end" in done.stderr.decode()
+    end = lambda: group.cloud.oned.vm_terminate(vm.id)  # noqa: E731
+    vm.says(end, [f"SS091 VM {vm.id} is not on fe2, where disk 2 is to be committed", "front-end fe,"])
+    # oned names the last host the second time, which has nothing of the VM.
+    vm.says(vm.retry, [f"SS091 VM {vm.id} is not on h1, where disk 2 is to be committed"])
+    group.fe.start()
+    vm.says(vm.retry, ["SS141"])
+    group.cloud.oned.vm_recover(vm.id, "delete")
+    assert group.has(vm.id) == []
+    kept = json.loads(group.fe.run([COMMAND, "status", "--json"], check=False).stdout or b"{}").get("kept", [])
+    names = [name for name in group.cloud.files(group.fe, VM_DIR) if ".kept-" in name and "/" not in name]
+    assert len(names) == 1, (kept, names)
+    group.fe.run(["rm", "-rf", f"{VM_DIR}/{names[0]}"])
+
+
+def test_a_vm_at_rest_ends_on_the_front_end_that_has_it(group: Group) -> None:
+    vm = Vm(group, "ends", diff=True)
+    vm.undeploy()
+    group.cloud.lead("fe2")
+    group.cloud.oned.disk_resize(vm.id, 1, 16)
+    saved = group.cloud.oned.disk_saveas(vm.id, 0, "saved")
+    assert group.cloud.oned.image(saved).source and group.has(vm.id) == ["fe"]
+    group.cloud.oned.vm_terminate(vm.id)
+    assert group.has(vm.id) == []
+    assert stored(group.cloud, vm.image) == content("first", 4096, KIB)
+
+
+def at_some(points: List[str]) -> List[int]:
+    """Return at which points an action is killed: at all in `make test-full`, else at a few of both ends."""
+    last = max(int(line.split()[0]) for line in points)
+    return list(range(1, last + 1)) if ALL else sorted({last // 2, last})
+
+
+def test_leader_lost_between_two_steps_of_undeploy_and_resume(group: Group) -> None:
+    """Each time the new leader ends it, or names the lost one; when that is up again, it ends it."""
+    vm = Vm(group, "killed")
+    undeploying = group.points(vm.undeploy)
+    resuming = group.points(vm.deploy)
+    vm.check()
+    became: List[str] = []
+    rounds = [(False, number) for number in at_some(undeploying)]
+    rounds += [(True, number) for number in at_some(resuming)]
+    for is_resume, number in rounds:
+        if is_resume:
+            vm.undeploy()
+        lost = group.leader
+        if group.lose_leader_at(vm.deploy if is_resume else vm.undeploy, number) is not None:
+            try:
+                vm.retry()
+                became.append("ended")
+            except ActionFailed as e:
+                said = str(e)
+                assert f"SS091 VM {vm.id} is not on" in said and f"front-end {lost.name}," in said, said
+                became.append("named")
+                lost.start()
+                vm.retry()
+        lost.start()
+        if not is_resume:
+            vm.deploy()
+        vm.check()
+        vm.write(f"round {len(became)}")
+    assert {*became} == {"ended", "named"}, became
+    said = group.leader.run([COMMAND, "gc", "--now"], check=False).stdout.decode()
+    assert group.has(vm.id) == [vm.host], said

@@ -256,6 +256,9 @@ COMPARED = {
         "plan/care/diagnosis_machines.py",
         "plan/care/diagnosis_shares.py",
     ),
+    "addresses of front-ends as oned's zone has them, by which the same answer's machines are asked": (
+        "wire/session.py",
+    ),
     "front/fence_facts.py has seen which bridges are the host": ("plan/care/fence.py",),
     "oned's own, and any other by are_one": ("front/bulk_network.py",),
     "ids, not names": ("cli/failover.py", "front/fence_facts.py", "plan/care/gc_places.py", "tools/owner.py"),

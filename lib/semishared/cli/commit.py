@@ -40,6 +40,7 @@ from ..plan.care import gc_places
 from ..plan.disk import commits, disks
 from ..plan.image import disk_image
 from ..plan.store import rbd
+from ..plan.vm import at_rest
 from ..tools.this_machine import are_one, is_here
 from ..units import human, mib_ceil
 from . import command as on
@@ -151,6 +152,13 @@ def _found(oned: Oned, vm: Vm, action: Action) -> tuple[str, str, s.DescribedVm]
         vm_dir = f"{absolute(oned.datastore(place.system).base_path, 'BASE_PATH')}/{vm.id}"
         there.append((machine, vm_dir, carry_out(ask(machine, s.DescribeVm(vm.id, vm_dir)), action)))
     if settled:
+        machine, vm_dir, here = there[0]
+        if vm.is_on_front_end and not here.present:
+            rests = carry_out(at_rest.elsewhere(VmPlace(machine, vm_dir, vm.id), vm), action)
+            if rests.machine:
+                found = carry_out(ask(rests.machine, s.DescribeVm(vm.id, vm_dir)), action)
+                return rests.machine, vm_dir, found
+            rests.refuse(vm.id, "is not on this front-end")
         return there[0]
     have = [found for found in there if found[2].present]
     if len(have) != 1:

@@ -33,7 +33,6 @@ from ..install.preflight import Question, encoded, limited
 from ..install.tree import forwarder, is_action
 from ..model.attributes import HOST_POOL
 from ..model.device.steps import ListDevices, PoolDevice
-from ..model.disk import names as disk_names
 from ..model.share import share
 from ..model.share.steps import LookAtRoot, LookAtShareHost, SeenShareHost
 from ..model.store import template
@@ -41,19 +40,18 @@ from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
 from ..plan.care import diagnosis as plan
+from ..plan.care.diagnosis_front_ends import of_front_ends
 from ..plan.care.diagnosis_machines import Answers, of_machines
 from ..plan.care.diagnosis_scheduler import of_scheduler
 from ..plan.care.diagnosis_shares import Made, of_hosts, of_roots, ways
 from ..plan.care.fence import Mark
 from ..plan.care.gc import aged, find
 from ..plan.device import choose
-from ..tools.files import unlink
-from ..tools.hung_store import unless_it_hangs
 from ..tools.this_machine import are_one, is_here, runs
 from ..units import human
 from ..wire.session import Session
 from . import command as on
-from . import doctor_fix, gc
+from . import doctor_fix, gc, same_directories
 from .command import AT_ONCE, Row, argument, flag, put, put_json
 from .pool import declaration
 from .setup import key_findings
@@ -104,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         *plan.of_leftovers(count, size, front_end),
         *plan.of_damaged([*damaged, *((front_end, why) for why in unreadable)]),
         *fence_findings(cloud, answers, config, front_end),
+        *(front_end_findings(place, cloud, answers, config, front_end) if not no_oned else []),
         *pool_findings(cloud, config),
         *share_findings(cloud, answers, config, front_end),
     ]
@@ -295,7 +294,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
     location = next(map(on.location, cloud.datastores), "")
     libvirt = Libvirt.read(f"{place.remotes}/etc/vmm/kvm/kvmrc").uri
     hosts, connect_s = [host.name for host in cloud.hosts], config.hosts_connect_timeout_s
-    with tokens(mounted) as token:
+    with same_directories.tokens(mounted) as token:
         base = Question(
             ("host",),
             config.hosts_scripts_dir,
@@ -342,29 +341,6 @@ def machine_row(answer: Row | str) -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def tokens(directories: Sequence[str]) -> Iterator[str]:
-    """Put a file of one new name into each store, to see which hosts have the same store; yield its name."""
-    token = disk_names.staged("doctor", os.urandom(6).hex())
-    paths = [f"{directory}/{token}" for directory in directories]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        are_made = list(pool.map(lambda path: unless_it_hangs(partial(_made, path), False), paths))
-    try:
-        yield token
-    finally:
-        for path in (path for path, is_made in zip(paths, are_made) if is_made):
-            unless_it_hangs(partial(unlink, path), None)
-
-
-def _made(path: str) -> bool:
-    """Make a file; if that fails, the front-end's own examination reports it."""
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-    except OSError:
-        return False
-    return True
-
-
 def stock_images(cloud: plan.Cloud) -> list[Image]:
     """Return images in mounted stores that are in layers of a stock driver; none if the store hangs."""
     found: list[Image] = []
@@ -377,6 +353,22 @@ def stock_images(cloud: plan.Cloud) -> list[Image]:
 
     limited(look)
     return list(found)
+
+
+def front_end_findings(
+    place: FrontEnd, cloud: plan.Cloud, answers: Answers, config: Config, front_end: str
+) -> list[plan.Finding]:
+    """Return what the other front-ends of an HA group lack of what each needs that may lead."""
+    systems = [store for store in cloud.datastores if store.is_system]
+    others: Answers = _unless_wrong(
+        lambda: same_directories.of_front_ends(Oned(), systems, config, place.remotes), {}
+    )
+    own = _said(answers).get(front_end, {}).get("tree", {}).get("parts", {})
+    apart = {
+        machine: [plan.path_of(store) for store in same_directories.apart(said, systems)]
+        for machine, said in _said(others).items()
+    }
+    return of_front_ends(others, own, apart, front_end)
 
 
 def pool_findings(cloud: plan.Cloud, config: Config) -> list[plan.Finding]:

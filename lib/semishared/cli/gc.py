@@ -39,6 +39,7 @@ from ..tools.this_machine import are_one, is_here
 from ..units import human
 from ..wire.session import Session, first_answer
 from . import command as on
+from . import same_directories
 from .command import AT_ONCE, Row, argument, flag, put
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -116,7 +117,7 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
     """Look around on all machines at once; only then ask oned which VMs and images there are."""
     oned.require_admin()
     survey, front_end = Survey(), os.uname().nodename
-    asked = questions(oned, survey)
+    asked = questions(oned, survey) + of_front_ends(oned, config)
     answers = on.at_once("gc: machines", asked, lambda it: on.ask(it.host, "gc", config, it.step))
     for (host, step, is_near), answer in answers:
         counts = is_near or host == front_end
@@ -184,6 +185,27 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
         # A bridge that is no host of OpenNebula's has stores alone.
         found += [
             _Question(name, _look(location, (), bridged, False), True) for name, bridged in looked.items()
+        ]
+    return found
+
+
+def of_front_ends(oned: Oned, config: Config) -> list[_Question]:
+    """Return the questions to the other front-ends of an HA group, of what only they have of VMs at rest.
+
+    One that does not answer, or is not set up, holds nothing up: none of its files are wanted by a host.
+    """
+    systems = [store for store in on.ours(oned.datastores()) if store.is_system]
+    found = []
+    for machine, said in same_directories.of_front_ends(oned, systems, config).items():
+        if isinstance(said, str):
+            on.warn(f"front-end {machine} was not searched: {said}")
+            continue
+        places: dict[str, list[int]] = {}
+        for store in same_directories.apart(said, systems):
+            places.setdefault(on.location(store), []).append(store.id)
+        found += [
+            _Question(machine, _look(location, tuple(sorted(numbers)), (), False), False)
+            for location, numbers in sorted(places.items())
         ]
     return found
 

@@ -45,11 +45,11 @@ def may_rest_elsewhere(place: VmPlace, vm: Optional[Vm]) -> bool:
         return False
     if not is_on_front_end(place.path):
         return True
-    from ..plan.vm import moves
+    from ..plan.vm import at_rest
     from ..tools import files
 
     seq = files.hint(disk_names.history_note(place.path)).get("seq")
-    return vm is not None and isinstance(seq, int) and moves.is_older_stay(seq, vm)
+    return vm is not None and isinstance(seq, int) and at_rest.is_older_stay(seq, vm)
 
 
 def source_of_copy(place: VmPlace, last_host: str) -> str:

@@ -10,7 +10,7 @@ given to it.
 {"asked": {..., "then": {"machine": ..., "steps": [...]}}, "answered": [[...], [...]]}     While
 {"asked": {"here": {"step": ...}}, "answered": ...}                             Here
 {"asked": {"oned": "datastore", "id": 105}, "answered": {...}}                  AskOned; changes to the
-recorded object
+recorded object; [] or addresses for front_ends
 {"asked": ..., "failed": {"id": "SS010", "detail": "..."}}                      in place of an answer
 {"said": [["warn", "..."]]}                                                     Say
 """
@@ -157,5 +157,8 @@ def played(
             error = from_id(at["failed"]["id"], at["failed"]["detail"])
         elif "asked" in entry:
             entry["answered"] = given = at.get("answered", silence(wanted))
-            given = recorded(wanted.what, given) if isinstance(wanted, AskOned) else typed(wanted, given)
+            if not isinstance(wanted, AskOned):
+                given = typed(wanted, given)
+            elif wanted.what != "front_ends":
+                given = recorded(wanted.what, given)
         found.append(entry)

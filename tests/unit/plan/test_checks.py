@@ -31,6 +31,7 @@ from semishared.plan.care.diagnosis import (
     of_hooks,
     of_published,
 )
+from semishared.plan.care.diagnosis_front_ends import CONF, FRONT_END, FrontEnd
 from semishared.plan.care.diagnosis_machines import LOCAL, MACHINE, MOUNTED, SIGNED, Machine, Room, Store
 from semishared.plan.care.diagnosis_scheduler import SCHEDULER, Sent
 from semishared.plan.care.diagnosis_shares import HOST, ROOT, Made, Seen, ShareHost
@@ -51,7 +52,10 @@ JUDGES = {
     **HOST,
     **SCHEDULER,
     **LOST,
+    **FRONT_END,
 }
+TREE: Any = {"tree": {"parts": {"lib/semishared": "a", CONF: "c"}}}
+"""What another front-end says of its package."""
 
 
 def xml(kind: str, text: str) -> Any:
@@ -212,6 +216,10 @@ CASES: dict[str, tuple[Any, Any]] = {
     "key-there": (OwnKey({"why_not": "is missing"}), OwnKey({"code": "c"})),
     "key-same": (OwnKey({"code": "a"}, "b"), OwnKey({"code": "b"}, "b")),
     "key-place": (OwnKey({"on": "nfs4"}), OwnKey({"on": "ext4"})),
+    "front-end-says": (FrontEnd("refused"), FrontEnd({})),
+    "front-end-package": (FrontEnd(TREE, {"lib/semishared": "b"}), FrontEnd(TREE, TREE["tree"]["parts"])),
+    "front-end-conf": (FrontEnd(TREE, {CONF: "d"}), FrontEnd(TREE, {"lib/semishared": "b"})),
+    "front-end-apart": (FrontEnd({}, apart=("/var/lib/one/datastores/101",)), FrontEnd({})),
     **{f"pool-{kind}": (Wrong(kind, "why"), Wrong("another", "why")) for kind in KINDS},
     "answers": ("refused", {}),
     "python": (machine(python=[3, 8, 1]), machine()),

@@ -152,6 +152,19 @@ key-place: Is it on a disk of the front-end's own?
 bulk: Has the host an address in [network] bulk?
     warning: bulk data comes by its name, not over {bulk}: {it}
     -> give {machine} one (it tells them with its monitoring), or edit [network] in etc/semishared.conf
+[front-end]  Another front-end of the HA group (diagnosis_front_ends.FrontEnd).
+front-end-says: Does it answer?
+    warning: it does not answer {front_end}: what it has of stopped and undeployed VMs is not to be had: {it}
+    -> as oneadmin on {front_end}: ssh {machine} true
+front-end-package: Has it the same package?
+    broken: {it} is not as on {front_end}: when it leads, hosts may refuse it
+    -> as root on {machine}: install.sh of the same release
+front-end-conf: Has it the same settings?
+    broken: {it} is another than on {front_end} -> have one in the remotes directory of each; then
+    as oneadmin: onehost sync --force
+front-end-apart: Does it see VMs at rest that came there while this one led?
+    warning: {it} is on a disk of its own: a VM that is stopped or undeployed waits for the front-end that led
+    then -> mount one file system there on all front-ends (docs/how-to/high-availability.md)
 [pool]  Something of a host's pool that is not as it is to be (plan/device/choose.py).
 pool-absent: Is every device of it there?
     broken: pool: {it} -> as oneadmin: semishared pool check {machine}

@@ -19,11 +19,17 @@ from ...errors import MissingVm, OnAnotherFrontEnd, OnedUnavailable, SemisharedE
 from ...model import steps as s
 from ...model.exchange import AskOned, Part, ask, warn
 from ...named import NamedTuple
-from .moves import LEAVING, is_older_stay
+from ...opennebula.states import LcmState
 
 if TYPE_CHECKING:
     from ...opennebula.args import Move, VmPlace
     from ...opennebula.xml import Vm
+
+
+RESUMING = (LcmState.PROLOG_RESUME, LcmState.PROLOG_UNDEPLOY)
+"""States in which oned has the files of a VM brought from the front-end."""
+LEAVING = (LcmState.EPILOG_STOP, LcmState.EPILOG_UNDEPLOY)
+"""States in which oned has them brought there."""
 
 
 class Elsewhere(NamedTuple):
@@ -71,11 +77,24 @@ def elsewhere(place: VmPlace, vm: Optional[Vm] = None) -> Part[Elsewhere]:
     return Elsewhere(tuple(machine for _, machine in found), "" if is_old else newest, seq, silent)
 
 
+def is_older_stay(seq: int, vm: Vm) -> bool:
+    """Tell whether a directory at rest, of that SEQ, is of an earlier stay: the VM was deployed since.
+
+    One that comes to rest has the SEQ of that moment, which is no lower than that of the deployment before.
+    -1, for a directory without a SEQ, is not known to be.
+    """
+    records = vm.history[:-1] if vm.lcm_state in RESUMING else vm.history
+    deployed = (record.number("SEQ") for record in records if record.number("PSTIME") > 0)
+    return 0 <= seq < max(deployed, default=-1)
+
+
 def of_move(asked: Move, vm: Vm, missing: MissingVm) -> Part[Optional[VmPlace]]:
     """Return where a move that has not found the VM at its source is to take it from; None: it has arrived.
 
-    `missing` is raised if no other front-end has it, OnAnotherFrontEnd if one may.
+    `missing` is raised if no other front-end has it, or none is in question, OnAnotherFrontEnd if one may.
     """
+    if vm.lcm_state not in (*RESUMING, *LEAVING):
+        raise missing
     is_leaving = vm.lcm_state in LEAVING
     found = yield from elsewhere(asked.target if is_leaving else asked.source, vm)
     if is_leaving and found.machine and found.seq >= vm.seq:

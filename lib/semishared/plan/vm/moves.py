@@ -43,11 +43,7 @@ COMING = (
     LcmState.PROLOG_MIGRATE_UNKNOWN,
 )
 """States in which oned has a VM's files moved to the host where it is to run."""
-RESUMING = (LcmState.PROLOG_RESUME, LcmState.PROLOG_UNDEPLOY)
-"""Of these, those in which the files come from the front-end."""
-LEAVING = (LcmState.EPILOG_STOP, LcmState.EPILOG_UNDEPLOY)
-"""States in which oned has them moved there."""
-MOVING = (*COMING, *LEAVING)
+MOVING = (*COMING, LcmState.EPILOG_STOP, LcmState.EPILOG_UNDEPLOY)
 SAVED = (LcmState.PROLOG_MIGRATE, LcmState.PROLOG_MIGRATE_SUSPEND)
 """States in which a VM goes from host to host with the memory of its guest."""
 UNKNOWN = (LcmState.PROLOG_MIGRATE_UNKNOWN, LcmState.PROLOG_MIGRATE_UNKNOWN_FAILURE)
@@ -142,8 +138,6 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, is_home: bo
     try:
         yield from _relayed(asked, steps, vm, guest, is_home)
     except MissingVm as e:
-        if vm.lcm_state not in (*RESUMING, *LEAVING):
-            raise
         from . import at_rest
 
         source = yield from at_rest.of_move(asked, vm, e)
@@ -164,8 +158,11 @@ def _relayed(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, is_home: b
     else:
         found = yield from ask(place.host, mark)
     unmark = On(place.host, (s.UnmarkVm(place.vm, place.path, found.token),))
-    if is_home and vm.lcm_state in RESUMING and is_older_stay(found.seq, vm):
-        found = found._replace(present=False, whole=False)
+    if is_home:
+        from . import at_rest
+
+        if vm.lcm_state in at_rest.RESUMING and at_rest.is_older_stay(found.seq, vm):
+            found = found._replace(present=False, whole=False)
     try:
         gone = yield from _carried(asked, steps, vm, guest, found, fits, unmark)
     except SemisharedError:
@@ -285,17 +282,6 @@ def _release(host: str, step: s.ReleaseVm, vm: Vm) -> Plan:
         yield warn(
             f"{step.vm_dir} on {host} is kept: {why}. semishared gc removes it when it is not the VM's"
         )
-
-
-def is_older_stay(seq: int, vm: Vm) -> bool:
-    """Tell whether a directory at rest, of that SEQ, is of an earlier stay: the VM was deployed since.
-
-    One that comes to rest has the SEQ of that moment, which is no lower than that of the deployment before.
-    -1, for a directory without a SEQ, is not known to be.
-    """
-    records = vm.history[:-1] if vm.lcm_state in RESUMING else vm.history
-    deployed = (record.number("SEQ") for record in records if record.number("PSTIME") > 0)
-    return 0 <= seq < max(deployed, default=-1)
 
 
 def domain_at(vm: Vm, is_frontend: bool, front_end_runs_vms: bool) -> str:
