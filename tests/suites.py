@@ -90,6 +90,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     },
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 45, "full": True},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 40},
+    "leaders": {"paths": ["tests/leaders"], "minutes": 40},
     "docs": {"paths": ["tests/docs"], "minutes": 30},
     "python": {"paths": ["tests/unit"], "minutes": 20, "runner": "other python", "full": True},
     "shell": {"paths": ["tests/shell"], "minutes": 30, "runner": "bats"},

@@ -88,7 +88,9 @@ class Cloud:
         `front_ends`: as of Lab.up; of two, `fe` leads first (`lead`).
         """
         stores = () if cephfs else (STORE,)
-        with Lab.up(hosts=hosts, stores=stores, ceph=ceph or cephfs, releases=releases, front_ends=front_ends) as lab:
+        with Lab.up(
+            hosts=hosts, stores=stores, ceph=ceph or cephfs, releases=releases, front_ends=front_ends
+        ) as lab:
             if cephfs:
                 fs.serve(lab.ceph, [lab.fe, *lab.hosts], f"{DATASTORES}/{STORE}")
             lab.install() if installs else lab.put()

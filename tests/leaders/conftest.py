@@ -17,6 +17,7 @@ from lab import Node
 from lab.cloud import DATASTORES, SYSTEM, Cloud
 from lab.oned import ActionFailed
 
+COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 TRACE = "/var/tmp/leader.trace"
 STOPPED_S = 60
 """Seconds until an action has come to its point, or has ended."""
@@ -61,6 +62,15 @@ class Group:
         oned.settings = replace(oned.settings, environment={**environment, **variables})
         oned.drivers.settings = oned.settings
         oned.runner.environment = oned.settings.environment  # type: ignore[attr-defined]
+
+    def command(self, *words: str) -> str:
+        """Run `semishared` on the leader; return what it says, raise ActionFailed with its errors."""
+        environment = self.cloud.oned.settings.environment
+        variables = {name: value for name, value in environment.items() if name.startswith("SEMISHARED_")}
+        done = self.leader.run([COMMAND, *words], env=variables, check=False, timeout=300)
+        if done.returncode:
+            raise ActionFailed(done.stderr.decode() or f"{words[0]} ended with {done.returncode}")
+        return done.stdout.decode()
 
     def points(self, act: Callable[[], object]) -> List[str]:
         """Have something done by the leader; return the points that its processes have passed."""
@@ -139,5 +149,3 @@ def _led_by_the_first(group: Group) -> Iterator[None]:
         node.start()
     group.cloud.lead("fe")
     group.cloud.delete_all()
-
-

@@ -8,17 +8,16 @@ from typing import Any, Callable, Dict, List, Sequence
 
 import pytest
 
-from lab.cloud import DATASTORES, SYSTEM, Cloud
+from lab.cloud import DATASTORES, SYSTEM
 from lab.guest import content
 from lab.oned import ActionFailed
-
 from points import ALL
 
-from .conftest import Group
+from .conftest import COMMAND, Group
 
 KIB = 64
+MONITORED, ERROR = 2, 3
 LOCAL: Dict[str, Any] = {"SEMISHARED_PLACE": "local"}
-COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 VM_DIR = f"{DATASTORES}/{SYSTEM}"
 
 
@@ -72,8 +71,9 @@ class Vm:
             assert word in str(e.value), str(e.value)
 
 
-def stored(cloud: Cloud, image: int) -> bytes:
-    return cloud.read(cloud.source(image), "raw", KIB << 10, 4096 << 10)
+def stored(group: Group, image: int) -> bytes:
+    source = group.cloud.source(image)
+    return group.cloud.read(source, "raw", KIB << 10, 4096 << 10, node=group.leader)
 
 
 @pytest.mark.fault(
@@ -135,10 +135,10 @@ def test_a_diff_at_rest_is_committed_where_it_is_or_its_front_end_is_named(group
     vm.says(vm.retry, ["SS141"])
     group.cloud.oned.vm_recover(vm.id, "delete")
     assert group.has(vm.id) == []
-    kept = json.loads(group.fe.run([COMMAND, "status", "--json"], check=False).stdout or b"{}").get("kept", [])
+    # What was not committed is kept, where it was.
     names = [name for name in group.cloud.files(group.fe, VM_DIR) if ".kept-" in name and "/" not in name]
-    assert len(names) == 1, (kept, names)
-    group.fe.run(["rm", "-rf", f"{VM_DIR}/{names[0]}"])
+    (kept,) = names
+    group.fe.run(["rm", "-rf", f"{VM_DIR}/{kept}"])
 
 
 def test_a_vm_at_rest_ends_on_the_front_end_that_has_it(group: Group) -> None:
@@ -150,7 +150,7 @@ def test_a_vm_at_rest_ends_on_the_front_end_that_has_it(group: Group) -> None:
     assert group.cloud.oned.image(saved).source and group.has(vm.id) == ["fe"]
     group.cloud.oned.vm_terminate(vm.id)
     assert group.has(vm.id) == []
-    assert stored(group.cloud, vm.image) == content("first", 4096, KIB)
+    assert stored(group, vm.image) == content("first", 4096, KIB)
 
 
 def at_some(points: List[str]) -> List[int]:
@@ -186,7 +186,83 @@ def test_leader_lost_between_two_steps_of_undeploy_and_resume(group: Group) -> N
         if not is_resume:
             vm.deploy()
         vm.check()
-        vm.write(f"round {len(became)}")
+        vm.write(f"round{len(became)}")
     assert {*became} == {"ended", "named"}, became
-    said = group.leader.run([COMMAND, "gc", "--now"], check=False).stdout.decode()
+    said = group.command("gc", "--now")
     assert group.has(vm.id) == [vm.host], said
+
+
+def test_leader_lost_between_two_steps_of_a_commit(group: Group) -> None:
+    vm = Vm(group, "commits", diff=True)
+    points = group.points(lambda: group.command("commit", str(vm.id)))
+    for number in at_some(points):
+        vm.write(f"commit{number}")
+        lost = group.leader
+        group.lose_leader_at(lambda: group.command("commit", str(vm.id)), number)
+        group.command("commit", str(vm.id))
+        assert stored(group, vm.image) == content(vm.seed, 4096, KIB)
+        lost.start()
+    vm.check()
+
+
+def test_leader_lost_between_two_steps_of_gc(group: Group) -> None:
+    """What hosts have goes at once, and what the lost leader has when it is up again."""
+    vm = Vm(group, "gone")
+    vm.undeploy()
+    h1 = group.cloud.lab.node("h1")
+    done = group.cloud.create("done", [{"TYPE": "fs", "SIZE": "8", "FORMAT": "raw"}], context=False)
+    group.cloud.oned.vm_terminate(done)
+
+    def leave() -> None:
+        for node in (group.fe, group.fe2, h1):
+            node.run(["mkdir", "-p", f"{VM_DIR}/{done}/.semishared"])
+            node.run(["cp", "/etc/hostname", f"{VM_DIR}/{done}/disk.0"])
+
+    leave()
+    points = group.points(lambda: group.command("gc", "--now"))
+    assert group.has(done) == [] and group.has(vm.id) == ["fe"]
+    for number in at_some(points):
+        leave()
+        lost = group.leader
+        group.lose_leader_at(lambda: group.command("gc", "--now"), number)
+        group.command("gc", "--now")
+        assert {*group.has(done)} <= {lost.name}
+        lost.start()
+        group.command("gc", "--now")
+        assert group.has(done) == [] and group.has(vm.id) == ["fe"]
+
+
+def test_leader_lost_between_two_steps_of_a_fence(group: Group) -> None:
+    words = ("fence", "h2", "--confirmed-off")
+    off = group.cloud.lab.node("h2")
+    off.kill()
+    group.cloud.oned.host("h2").state = ERROR
+    points = group.points(lambda: group.command(*words))
+    group.cloud.oned.forget_fences()
+    for number in at_some(points):
+        lost = group.leader
+        group.lose_leader_at(lambda: group.command(*words), number)
+        assert "h2 is shut out" in group.command(*words) and group.command("fence", "h2", "--check")
+        group.cloud.oned.forget_fences()
+        lost.start()
+    group.cloud.oned.host("h2").state = MONITORED
+    off.start()
+
+
+def test_doctor_says_what_the_other_front_end_lacks(group: Group) -> None:
+    def found() -> List[str]:
+        done = group.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=120)
+        rows: Any = json.loads(done.stdout)["findings"]
+        return [f"{row['machine']}: {row['what']}" for row in rows if row["machine"] == "fe2"]
+
+    assert found() == [
+        f"fe2: {VM_DIR} is on a disk of its own: a VM that is stopped or undeployed waits for the front-end "
+        "that led then"
+    ]
+    conf = group.fe2.path("/var/lib/one/remotes/etc/semishared.conf")
+    before = conf.read_text()
+    conf.write_text(f"{before}\n# another\n")
+    assert "fe2: etc/semishared.conf is another than on fe" in found()
+    conf.write_text(before)
+    group.lose(group.fe2)
+    assert [line for line in found() if line.startswith("fe2: it does not answer fe: what it has of")]

@@ -24,7 +24,7 @@ from lab.oned.objects import Datastore, History, Image, Vm
 from semishared.cli import caps
 from semishared.config import Config
 from semishared.errors import CephRefused, NoKey, NotFenced, StillFenced
-from semishared.front import fence_facts, move
+from semishared.front import fence_facts, front_ends, move
 from semishared.front.fence import Fence, Proof
 from semishared.front.fence_facts import TYPE, Marks
 from semishared.model.store.access import Access

@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Callable, Iterator, Mapping, Sequence, TypeVar
 
 from .. import NAME
@@ -52,7 +51,7 @@ from ..units import human
 from ..wire.session import Session
 from . import command as on
 from . import doctor_fix, gc, same_directories
-from .command import AT_ONCE, Row, argument, flag, put, put_json
+from .command import Row, argument, flag, put, put_json
 from .pool import declaration
 from .setup import key_findings
 

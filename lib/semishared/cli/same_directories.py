@@ -52,9 +52,7 @@ def _made(path: str) -> bool:
     return True
 
 
-def of_front_ends(
-    oned: Oned, systems: Sequence[Datastore], config: Config, scripts: str = ""
-) -> Answers:
+def of_front_ends(oned: Oned, systems: Sequence[Datastore], config: Config, scripts: str = "") -> Answers:
     """Return what each other front-end says of itself, or why it says nothing; {} without HA.
 
     `systems`: our system datastores, `scripts`: the remotes directory. Raise OnedUnavailable.

@@ -41,15 +41,18 @@ def may_rest_elsewhere(place: VmPlace, vm: Optional[Vm]) -> bool:
     """
     from ..tools.this_machine import is_here
 
-    if not (is_here(place.host) or (vm is not None and vm.has_left)):
+    has_left = vm is not None and vm.has_left
+    if not (has_left or is_here(place.host)):
         return False
-    if not is_on_front_end(place.path):
+    if not os.path.isdir(place.path) and not is_on_front_end(place.path):
         return True
+    if vm is None or not has_left:
+        return False
     from ..plan.vm import at_rest
     from ..tools import files
 
     seq = files.hint(disk_names.history_note(place.path)).get("seq")
-    return vm is not None and isinstance(seq, int) and at_rest.is_older_stay(seq, vm)
+    return isinstance(seq, int) and at_rest.is_older_stay(seq, vm)
 
 
 def source_of_copy(place: VmPlace, last_host: str) -> str:

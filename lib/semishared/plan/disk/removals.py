@@ -5,8 +5,8 @@ oned retries the epilog of a stopped or undeployed VM on its last host, and dele
 all of its files are on the front-end. So a removal on a host is also done on the front-end if that has the VM
 and is not that host (`is_here`). Then a host that is gone does not hold it up.
 
-In an HA group another front-end may have it, the one that led when it came to rest (plan/vm/at_rest.py). It is
-looked for if this one does not have a VM that was at rest (`may_rest`).
+In an HA group another front-end may have it, the one that led when it came to rest (plan/vm/at_rest.py). It
+is looked for if this one does not have a VM that was at rest (`may_rest`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def delete(asked: Delete, is_here: bool, may_rest: bool = False) -> Plan:
         rests = yield from at_rest.elsewhere(place)
         others = rests.machines
         for machine, why in () if asked.disk else rests.silent.items():
-            yield warn(f"{why}. What front-end {machine} may have of VM {place.vm} is left to `semishared gc`")
+            yield warn(
+                f"{why}. What front-end {machine} may have of VM {place.vm} is left to `semishared gc`"
+            )
     if asked.disk is None:
         gone = yield from everywhere(place, is_here, s.RemoveVm(place.vm, place.path), others)
         yield Say(_finished, (place, *gone))
@@ -108,9 +110,7 @@ def _finished(place: VmPlace, *answers: Any) -> Lines:
     return commit_turns.finished(place.vm, *answers)
 
 
-def everywhere(
-    place: VmPlace, is_here: bool, step: s.Step[T], others: Sequence[str] = ()
-) -> Part[list[T]]:
+def everywhere(place: VmPlace, is_here: bool, step: s.Step[T], others: Sequence[str] = ()) -> Part[list[T]]:
     """Carry out a removal on the front-end if it has the VM, then on the named host; return the answers.
 
     `others`: front-ends that have it, if this one does not.

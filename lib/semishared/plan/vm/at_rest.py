@@ -47,9 +47,9 @@ class Elsewhere(NamedTuple):
     def refuse(self, vm: int, what: str) -> None:
         """Raise OnAnotherFrontEnd if a front-end does not say whether it has the VM."""
         if self.silent:
-            said = "; ".join(self.silent.values())
+            names, why = ", ".join(self.silent), "; ".join(self.silent.values())
             raise OnAnotherFrontEnd(
-                f"VM {vm} {what}, and front-end {', '.join(self.silent)}, which may have it, does not say: {said}"
+                f"VM {vm} {what}, and front-end {names}, which may have it, does not say: {why}"
             )
 
 

@@ -130,7 +130,7 @@ def renamed(host: str, step: Any, vm: Vm, guest: str) -> Plan:
     yield from _release(host, s.ReleaseVm(step.vm, step.source, guest, found.seen), vm)
 
 
-def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, is_home: bool) -> Plan:
+def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, is_home: bool = False) -> Plan:
     """Relay a VM directory between two hosts, one of which may be the front-end.
 
     One at rest may be on another front-end (at_rest.py). `is_home`: the front-end is the source, and no host.
