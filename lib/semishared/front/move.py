@@ -6,13 +6,14 @@ plan/vm/moves.py and plan/vm/migration.py plan; vmm/semishared/migrate moves the
 
 from __future__ import annotations
 
-from ..errors import OnedUnavailable, SemisharedError
+from ..errors import SemisharedError
 from ..model.exchange import Plan
 from ..opennebula import args
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Vm
 from ..plan.vm import moves
 from ..tools.this_machine import is_here
+from . import vm_location
 from .action import Action
 
 
@@ -25,7 +26,9 @@ def mv(action: Action, asked: args.Move) -> Plan:
     why_not = (
         _why_not_fenced(oned, action, vm, asked.source.host) if vm.lcm_state in moves.MAY_BE_LOST else ""
     )
-    told = moves.Told(*here, any(here) and _front_end_runs_vms(oned), why_not, action.config.overlays_options)
+    told = moves.Told(
+        *here, any(here) and vm_location.front_end_runs_vms(oned), why_not, action.config.overlays_options
+    )
     if vm.lcm_state in moves.MAY_BE_LOST:
         from . import stock_conf
 
@@ -54,11 +57,3 @@ def _why_not_fenced(oned: Oned, action: Action, vm: Vm, host: str) -> str:
     except SemisharedError as e:
         return e.detail
     return ""
-
-
-def _front_end_runs_vms(oned: Oned) -> bool:
-    """Tell whether this machine may be a host too."""
-    try:
-        return any(is_here(host.name) for host in oned.hosts())
-    except OnedUnavailable:
-        return True

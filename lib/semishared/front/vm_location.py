@@ -11,6 +11,10 @@ from ..errors import OnedUnavailable
 from ..model.disk import names as disk_names
 from ..opennebula.args import VmPlace
 
+if TYPE_CHECKING:
+    from ..opennebula.oned import Oned
+    from ..opennebula.xml import Vm
+
 
 def is_on_front_end(path: str) -> bool:
     """Tell whether this machine has the VM directory `path`, or what a killed move left of it.
@@ -33,6 +37,16 @@ def is_here_too(place: VmPlace) -> bool:
     return not is_here(place.host) and is_on_front_end(place.path)
 
 
+def front_end_runs_vms(oned: Oned) -> bool:
+    """Tell whether this machine may be a host too."""
+    from ..tools.this_machine import is_here
+
+    try:
+        return any(is_here(host.name) for host in oned.hosts())
+    except OnedUnavailable:
+        return True
+
+
 def may_rest_elsewhere(place: VmPlace, vm: Optional[Vm]) -> bool:
     """Tell whether a VM that is to be removed was at rest, and is not on this front-end.
 
@@ -45,7 +59,10 @@ def may_rest_elsewhere(place: VmPlace, vm: Optional[Vm]) -> bool:
     if not (has_left or is_here(place.host)):
         return False
     if not os.path.isdir(place.path) and not is_on_front_end(place.path):
-        return True
+        from ..opennebula.oned import Oned
+
+        # Where the front-end is a host, oned names it for VMs there too.
+        return has_left or not front_end_runs_vms(Oned())
     if vm is None or not has_left:
         return False
     from ..plan.vm import at_rest
@@ -67,9 +84,6 @@ def source_of_copy(place: VmPlace, last_host: str) -> str:
 
 # Whether a VM has shares: as oned says, or else the domain that it has written.
 
-
-if TYPE_CHECKING:
-    from ..opennebula.xml import Vm
 
 DEPLOYMENT = re.compile(r"deployment\.([0-9]{1,10})\Z")
 """The domain of a SEQ, written by oned beside context.sh before context (VirtualMachineManager.cc)."""
