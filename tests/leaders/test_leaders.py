@@ -124,7 +124,11 @@ def test_a_diff_at_rest_is_committed_where_it_is_or_its_front_end_is_named(group
     path = group.cloud.source(vm.image)
     group.fe.run(["qemu-io", "-f", "raw", "-c", "write -q -P 0x99 8M 64k", path])
     vm.undeploy()
+    group.command("publish", str(vm.id))
+    said = group.cloud.oned.vm(vm.id).user_template["SEMISHARED"]
     group.cloud.lead("fe2")
+    group.command("publish", str(vm.id))
+    assert group.cloud.oned.vm(vm.id).user_template["SEMISHARED"] == said
     done = group.fe2.run([COMMAND, "commit", str(vm.id), "2"], check=False)
     assert done.returncode == 1 and "SS141" in done.stderr.decode(), "it was looked for where it is"
     group.lose(group.fe)
@@ -155,6 +159,45 @@ def test_a_vm_at_rest_ends_on_the_front_end_that_has_it(group: Group) -> None:
     group.cloud.oned.vm_terminate(vm.id)
     assert group.has(vm.id) == []
     assert stored(group, vm.image) == content("first", 4096, KIB)
+
+
+COMMON = """
+for name in 101 .semishared; do
+    mkdir -p "$0/100/common/$name" "$0/$name"
+    chown oneadmin: "$0/100/common" "$0/100/common/$name" "$0/$name"
+    mount --bind "$0/100/common/$name" "$0/$name"
+done
+"""
+
+
+def test_with_one_file_system_each_leader_has_what_is_at_rest(group: Group) -> None:
+    for node in (group.fe, group.fe2):
+        node.run(["sh", "-euc", COMMON, DATASTORES], user="root")
+    try:
+        vm = Vm(group, "common")
+        vm.undeploy()
+        assert group.has(vm.id) == ["fe", "fe2"]
+        said = json.loads(group.command("gc", "--now", "--json"))
+        assert not [row for row in said["findings"] if row["machine"].startswith("fe")], said
+        assert "fe2: " not in str(doctors(group)) and group.has(vm.id) == ["fe", "fe2"]
+        group.cloud.lead("fe2")
+        group.lose(group.fe)
+        vm.deploy()
+        vm.check()
+        assert "is brought from there" not in group.cloud.said("mv")[-1]
+        vm.cloud.terminate(vm.id)
+    finally:
+        group.fe.start()
+        for node in (group.fe, group.fe2):
+            lazy = ["umount", "--lazy", f"{VM_DIR}", f"{DATASTORES}/.semishared"]
+            node.run(lazy, user="root", check=False)
+
+
+def doctors(group: Group) -> List[str]:
+    """Return what doctor on `fe` says of the other front-end."""
+    done = group.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=120)
+    rows: Any = json.loads(done.stdout)["findings"]
+    return [f"{row['machine']}: {row['what']}" for row in rows if row["machine"] == "fe2"]
 
 
 def at_some(points: List[str]) -> List[int]:
@@ -254,19 +297,14 @@ def test_leader_lost_between_two_steps_of_a_fence(group: Group) -> None:
 
 
 def test_doctor_says_what_the_other_front_end_lacks(group: Group) -> None:
-    def found() -> List[str]:
-        done = group.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=120)
-        rows: Any = json.loads(done.stdout)["findings"]
-        return [f"{row['machine']}: {row['what']}" for row in rows if row["machine"] == "fe2"]
-
-    assert found() == [
+    assert doctors(group) == [
         f"fe2: {VM_DIR} is on a disk of its own: a VM that is stopped or undeployed waits for the front-end "
         "that led then"
     ]
     conf = group.fe2.path("/var/lib/one/remotes/etc/semishared.conf")
     before = conf.read_text()
     conf.write_text(f"{before}\n# another\n")
-    assert "fe2: etc/semishared.conf is another than on fe" in found()
+    assert "fe2: etc/semishared.conf is another than on fe" in doctors(group)
     conf.write_text(before)
     group.lose(group.fe2)
-    assert [line for line in found() if line.startswith("fe2: it does not answer fe: what it has of")]
+    assert [line for line in doctors(group) if line.startswith("fe2: it does not answer fe: what it has of")]

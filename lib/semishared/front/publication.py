@@ -36,7 +36,7 @@ from ..tools import locks
 from ..tools.effects import point
 from ..tools.this_machine import is_here
 from ..wire.session import Session
-from . import noted_datastores, vm_notes
+from . import front_ends, noted_datastores, vm_notes
 from .vm_notes import Known
 
 AT_ONCE = 32
@@ -189,19 +189,36 @@ class Publisher:
         return found
 
     def _ask(self, machine: str, jobs: Sequence[Job]) -> Dict[int, Said]:
-        """Return what a machine says of VMs, in one conversation; a VM without a directory has no disk."""
+        """Return what a machine says of VMs, in one conversation; a VM without a directory has no disk.
+
+        One at rest that is not on this front-end is asked for on the others (plan/vm/at_rest.py).
+        """
         found: Dict[int, Said] = {job.vm.id: ReportedVm(job.vm.id, job.system, [], "") for job in jobs}
-        by_place: Dict[Tuple[str, int], List[int]] = {}
-        for job in jobs:
-            by_place.setdefault((job.location, job.system), []).append(job.vm.id)
         try:
-            with self._session(machine) as session:
-                for (location, system), vms in by_place.items():
-                    (answer,) = session.run([ReportVms(location, (system,), tuple(vms))])
-                    found.update({vm.vm: vm for vm in answer.vms if vm.vm in vms})
+            there = self._reported(machine, jobs)
         except SemisharedError as e:
             self.errors[machine] = e.line()
             return dict.fromkeys(found, e)
+        found.update(there)
+        away = [job for job in jobs if job.vm.is_on_front_end and job.vm.id not in there]
+        for other in front_ends.others(self._oned) if away else ():
+            try:
+                there.update(self._reported(other, away))
+            except SemisharedError as e:
+                self.errors[other] = e.line()
+                found.update({job.vm.id: e for job in away})
+        return {**found, **there}
+
+    def _reported(self, machine: str, jobs: Sequence[Job]) -> Dict[int, ReportedVm]:
+        """Return what a machine says of those of the VMs that have a directory there."""
+        by_place: Dict[Tuple[str, int], List[int]] = {}
+        for job in jobs:
+            by_place.setdefault((job.location, job.system), []).append(job.vm.id)
+        found: Dict[int, ReportedVm] = {}
+        with self._session(machine) as session:
+            for (location, system), vms in by_place.items():
+                (answer,) = session.run([ReportVms(location, (system,), tuple(vms))])
+                found.update({vm.vm: vm for vm in answer.vms if vm.vm in vms})
         return found
 
     def _session(self, machine: str) -> Session:
