@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, List, Optional
+from typing import Callable, List, Optional, Tuple
 
 import pytest
 
@@ -94,8 +94,46 @@ class Group:
 
         Return how the action failed, None if it was done before any came there: then nothing is cut.
         """
-        failed: List[str] = []
         lost = self.leader
+        thread, failed = self._stopped_at(act, number)
+        if thread is None:
+            return None
+        self.lose(lost)
+        thread.join()
+        self.cloud.lead(self._other(lost))
+        return failed[0] if failed else ""
+
+    def depose_leader_at(self, act: Callable[[], object], number: int) -> Optional[Callable[[], None]]:
+        """Have the other one lead when a process of the leader has come to a point, where that stays.
+
+        Return what lets it go on, until its action has ended; None as `lose_leader_at`.
+        """
+        deposed = self.leader
+        thread, _ = self._stopped_at(act, number)
+        if thread is None:
+            return None
+        self.cloud.lead(self._other(deposed))
+        # The oned of another leader waits for none of its actions.
+        self.cloud.oned.forget_actions()
+
+        def go_on() -> None:
+            deposed.run(["kill", "-CONT", *map(str, stopped(deposed))])
+            thread.join()
+
+        return go_on
+
+    @staticmethod
+    def _other(node: Node) -> str:
+        return "fe2" if node.name == "fe" else "fe"
+
+    def _stopped_at(
+        self, act: Callable[[], object], number: int
+    ) -> Tuple[Optional[threading.Thread], List[str]]:
+        """Begin something, until a process of the leader has come to a point; None if none came there.
+
+        Return the thread that waits for its end, and how it failed, once it has.
+        """
+        failed: List[str] = []
 
         def work() -> None:
             try:
@@ -108,22 +146,20 @@ class Group:
         thread.start()
         try:
             deadline = time.monotonic() + STOPPED_S
-            while thread.is_alive() and not stopped(lost):
-                assert time.monotonic() < deadline, f"no process of {lost.name} came to point {number}"
+            while thread.is_alive() and not stopped(self.leader):
+                assert time.monotonic() < deadline, f"no process came to point {number}"
                 time.sleep(0.02)
         finally:
             self._within()
-        if not thread.is_alive():
-            assert not failed, failed
-            return None
-        self.lose(lost)
-        thread.join()
-        self.cloud.lead("fe2" if lost is self.fe else "fe")
-        return failed[0] if failed else ""
+        if thread.is_alive():
+            return thread, failed
+        assert not failed, failed
+        return None, failed
 
 
-def stopped(node: Node) -> bool:
-    """Tell whether a process of a node waits where it stopped itself."""
+def stopped(node: Node) -> List[int]:
+    """Return the processes of a node that wait where they stopped themselves."""
+    found = []
     for entry in os.scandir(node.path("/proc")):
         if entry.name.isdigit():
             try:
@@ -131,8 +167,8 @@ def stopped(node: Node) -> bool:
             except OSError:
                 continue  # it has ended
             if said[:1] == ["T"]:
-                return True
-    return False
+                found.append(int(entry.name))
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -239,6 +239,24 @@ def test_leader_lost_between_two_steps_of_undeploy_and_resume(group: Group) -> N
     assert group.has(vm.id) == [vm.host], said
 
 
+def test_leader_that_was_deposed_goes_on_beside_the_new_one(group: Group) -> None:
+    """Two for a moment: the old one wakes in the middle of an undeploy that the new one has done."""
+    vm = Vm(group, "deposed")
+    undeploying = group.points(vm.undeploy)
+    vm.deploy()
+    for number in at_some(undeploying):
+        go_on = group.depose_leader_at(vm.undeploy, number)
+        if go_on is not None:
+            vm.retry()
+            go_on()
+        assert group.cloud.oned.state(vm.id)[0] == "UNDEPLOYED"
+        vm.deploy()
+        vm.check()
+        vm.write(f"deposed{number}")
+    said = group.command("gc", "--now")
+    assert group.has(vm.id) == [vm.host], said
+
+
 def test_leader_lost_between_two_steps_of_a_commit(group: Group) -> None:
     vm = Vm(group, "commits", diff=True)
     points = group.points(lambda: group.command("commit", str(vm.id)))

@@ -113,6 +113,8 @@ class Publisher:
         self._front_end = os.uname().nodename
         self._lines: Set[int] = set()
         """Images that have a line of VMs of this run."""
+        self._rests: Dict[int, str] = {}
+        """The front-end that has a VM at rest, where that is another one."""
         self.errors: Dict[str, str] = {}
         """Machines that said nothing, with why."""
 
@@ -203,7 +205,9 @@ class Publisher:
         away = [job for job in jobs if job.vm.is_on_front_end and job.vm.id not in there]
         for other in front_ends.others(self._oned) if away else ():
             try:
-                there.update(self._reported(other, away))
+                reported = self._reported(other, away)
+                there.update(reported)
+                self._rests.update(dict.fromkeys(reported, other))
             except SemisharedError as e:
                 self.errors[other] = e.line()
                 found.update({job.vm.id: e for job in away})
@@ -238,7 +242,7 @@ class Publisher:
         vm, known = job.vm, job.known
         seen = said if isinstance(said, ReportedVm) else None
         why = f"{said.id} {said.detail}" if isinstance(said, SemisharedError) else ""
-        facts = Facts(vm, job.where, seen, why, job.is_settled, error=known.error)
+        facts = Facts(vm, self._rests.get(vm.id, job.where), seen, why, job.is_settled, error=known.error)
         if seen is not None:
             known = known._replace(since=(known.since or vm_notes.stamp()) if facts.uncommitted else "")
         facts = facts._replace(since=known.since)

@@ -102,6 +102,11 @@ class Core:
         value = self.vm(vm_id).user_template.get("ERROR", "")
         return value.split(": ", 1)[-1] if isinstance(value, str) else ""
 
+    def forget_actions(self) -> None:
+        """Let new operations begin though others are under way, as the oned of another leader does."""
+        with self.data:
+            self._busy.clear()
+
     # -- what operations are made of ------------------------------------------------------------
 
     @contextmanager
