@@ -217,8 +217,9 @@ class MoveOps(DiskOps):
     # -- recovery -------------------------------------------------------------------------------
 
     def _retry(self, vm: Vm) -> None:
-        step = RETRY.get(vm.lcm)
-        if step is None:
+        # One that is under way is begun once more too: its driver may be lost with another leader.
+        step = RETRY.get(vm.lcm, vm.lcm)
+        if step not in RETRY.values():
             raise Refused(f"LCM state {vm.lcm} cannot be retried")
         self._enter(vm, step)
         if step == Lcm.PROLOG:
