@@ -16,7 +16,7 @@ import pytest
 from semishared.cli import failover as cli
 from semishared.config import Config
 from semishared.errors import NotSupported
-from semishared.front import fence_facts, move
+from semishared.front import fence_facts, front_ends, move
 from semishared.model.exchange import On
 from semishared.opennebula.args import Backup
 from semishared.opennebula.xml import Datastore, Host, Image, Vm
@@ -170,8 +170,8 @@ def test_a_front_end_with_an_address_of_the_hosts_is_nobodys_to_block(
     )
     this_machine.are_one.cache_clear()
     oned: Any = SimpleNamespace(front_ends=lambda: [["fe2", "fe3"]])
-    assert fence_facts.front_end_addresses(oned, "h1") == {"10.0.0.2", "10.0.0.4", "192.168.122.1"}
-    assert fence_facts.front_end_addresses(oned, "10.0.0.4") == {"10.0.0.2", "192.168.122.1"}, (
+    assert front_ends.addresses_but(oned, "h1") == {"10.0.0.2", "10.0.0.4", "192.168.122.1"}
+    assert front_ends.addresses_but(oned, "10.0.0.4") == {"10.0.0.2", "192.168.122.1"}, (
         "one that is the host is not among them"
     )
     this_machine.are_one.cache_clear()

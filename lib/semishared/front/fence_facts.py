@@ -7,7 +7,6 @@ And the marks of fences: documents in oned, each signed by the front-ends' key (
 from __future__ import annotations
 
 import os
-import socket
 from typing import Iterator, Sequence, Tuple
 
 from .. import NAME
@@ -31,24 +30,6 @@ from ..tools.hung_store import unless_it_hangs
 from ..tools.run import run
 from ..tools.this_machine import addresses, are_one
 from . import front_ends
-
-
-def front_end_addresses(oned: Oned, host: str) -> frozenset[str]:
-    """Return the addresses of the other front-ends, as far as names resolve, without those of `host`.
-
-    They may not be shut out: they have the same key. Raise OnedUnavailable.
-    """
-    return frozenset(
-        address for name in front_ends.others(oned) if not are_one(name, host) for address in _addresses(name)
-    )
-
-
-def _addresses(name: str) -> frozenset[str]:
-    try:
-        return frozenset(str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
-    except (OSError, UnicodeError):
-        return frozenset()
-
 
 TURNED_AWAY = ("Permission denied", "Host key verification failed")
 """Words of an ssh that was refused: a machine is there."""
@@ -153,7 +134,14 @@ def ask(oned: Oned, name: str) -> Cloud:
     mounted = [store for store in reached if store not in pools]
     near_pools = [store for store in reached if store in pools]
     return Cloud(
-        host, hosts, near_pools, mounted, tuple(disks), pools, tuple(odd), front_end_addresses(oned, name)
+        host,
+        hosts,
+        near_pools,
+        mounted,
+        tuple(disks),
+        pools,
+        tuple(odd),
+        front_ends.addresses_but(oned, name),
     )
 
 

@@ -13,8 +13,10 @@ there when another one leads:
 
 from __future__ import annotations
 
+import socket
+
 from ..opennebula.oned import Oned
-from ..tools.this_machine import is_here
+from ..tools.this_machine import are_one, is_here
 from ..wire import session
 
 
@@ -31,3 +33,20 @@ def others(oned: Oned) -> list[str]:
     ]
     session.front_ends.update(found)
     return found
+
+
+def addresses_but(oned: Oned, host: str) -> frozenset[str]:
+    """Return the addresses of the other front-ends, as far as names resolve, without those of `host`.
+
+    They may not be shut out: they have the same key. Raise OnedUnavailable.
+    """
+    return frozenset(
+        address for name in others(oned) if not are_one(name, host) for address in _addresses(name)
+    )
+
+
+def _addresses(name: str) -> frozenset[str]:
+    try:
+        return frozenset(str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError):
+        return frozenset()
