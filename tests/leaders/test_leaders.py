@@ -129,6 +129,8 @@ def test_a_diff_at_rest_is_committed_where_it_is_or_its_front_end_is_named(group
     group.cloud.lead("fe2")
     group.command("publish", str(vm.id))
     assert group.cloud.oned.vm(vm.id).user_template["SEMISHARED"] == said
+    rows = json.loads(group.command("status", "--json"))["disks"]
+    assert {(row["machine"], row["missing"]) for row in rows if row["vm"] == vm.id} == {("fe", "")}
     done = group.fe2.run([COMMAND, "commit", str(vm.id), "2"], check=False)
     assert done.returncode == 1 and "SS141" in done.stderr.decode(), "it was looked for where it is"
     group.lose(group.fe)

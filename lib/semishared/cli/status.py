@@ -20,11 +20,12 @@ none of the kind; 2 a machine or oned could not be asked, or nothing is called s
 from __future__ import annotations
 
 import argparse
-from typing import Any, Iterable, Optional, Union
+from typing import Any, Iterable, Optional, Sequence, Union
 
 from .. import NAME
 from ..config import load
 from ..errors import BadArguments, SemisharedError
+from ..front import front_ends
 from ..model.base import steps as base_steps
 from ..model.disk import names as disk_names
 from ..model.disk.place import NORMAL, OVERLAY
@@ -64,8 +65,16 @@ OF_RECORD = (
 """Fields of a disk's record in a row."""
 
 
+def _named(machine: str) -> Host:
+    """Return a machine that is no host of OpenNebula's as if it were one."""
+    return Host.parse(f"<HOST><NAME>{machine}</NAME></HOST>")
+
+
 class Cloud:
     """oned's objects, and the machines' answers."""
+
+    others: Sequence[str] = ()
+    """The other front-ends of an HA group, if they were asked."""
 
     def __init__(self) -> None:
         self.oned = on.administrator()
@@ -97,21 +106,34 @@ class Cloud:
                 answers.append((disks, bases))
             return answers
 
+        def take(machines: list[Host]) -> None:
+            for machine, answers in self.survey.ask(machines, "status", self.config, look).items():
+                for said, listed in answers:
+                    self.records.update({(machine, vm.vm): vm for vm in said.vms})
+                    for text in said.errors:
+                        self.survey.failed(machine, SemisharedError(text))
+                    self.kept += [{"host": machine, **to_data(item)} for item in said.kept]
+                    self.bases += [{"host": machine, **to_data(base)} for base in listed.bases]
+                    self.space[machine] = {"free": listed.free, "total": listed.total}
+
         is_asked = any(host.name == self.front_end for host in hosts)
-        own = Host.parse(f"<HOST><NAME>{self.front_end}</NAME></HOST>")
-        machines = hosts if is_asked else [*hosts, own]
-        for machine, answers in self.survey.ask(machines, "status", self.config, look).items():
-            for said, listed in answers:
-                self.records.update({(machine, vm.vm): vm for vm in said.vms})
-                for text in said.errors:
-                    self.survey.failed(machine, SemisharedError(text))
-                self.kept += [{"host": machine, **to_data(item)} for item in said.kept]
-                self.bases += [{"host": machine, **to_data(base)} for base in listed.bases]
-                self.space[machine] = {"free": listed.free, "total": listed.total}
+        take(hosts if is_asked else [*hosts, _named(self.front_end)])
+        rests = (vm.id for vm in self.vms.values() if vm.is_on_front_end and vm.driver == NAME)
+        if any((self.front_end, vm) not in self.records for vm in rests):
+            # They are on the front-end that led when they came to rest (plan/vm/at_rest.py).
+            self.others = front_ends.others(self.oned)
+            take(list(map(_named, self.others)))
+
+    def machine_of(self, vm: Vm) -> str:
+        """Return the machine that has a VM; for one at rest that is nowhere, this front-end."""
+        if not vm.is_on_front_end:
+            return vm.host
+        homes = (name for name in (self.front_end, *self.others) if (name, vm.id) in self.records)
+        return next(homes, self.front_end)
 
     def rows(self, vm: Vm) -> list[Row]:
         """Return a row per disk of ours of a VM."""
-        machine = self.front_end if vm.is_on_front_end else vm.host
+        machine = self.machine_of(vm)
         there = self.records.get((machine, vm.id), base_steps.ReportedVm(vm.id, -1, [], ""))
         by_number = {disk.disk: disk for disk in there.disks}
         was_asked = machine in self.space
