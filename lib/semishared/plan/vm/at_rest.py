@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, Optional, Tuple
 
-from ...errors import MissingVm, OnAnotherFrontEnd, OnedUnavailable, SemisharedError
+from ...errors import HostUnreachable, OnAnotherFrontEnd, OnedUnavailable, SemisharedError
 from ...model import steps as s
 from ...model.exchange import AskOned, Part, ask, warn
 from ...named import NamedTuple
@@ -88,14 +88,15 @@ def is_older_stay(seq: int, vm: Vm) -> bool:
     return 0 <= seq < max(deployed, default=-1)
 
 
-def of_move(asked: Move, vm: Vm, missing: MissingVm) -> Part[Optional[VmPlace]]:
+def of_move(asked: Move, vm: Vm, missing: SemisharedError) -> Part[Optional[VmPlace]]:
     """Return where a move that has not found the VM at its source is to take it from; None: it has arrived.
 
-    `missing` is raised if no other front-end has it, or none is in question, OnAnotherFrontEnd if one may.
+    `missing` is raised if no other front-end has it, or none is in question, OnAnotherFrontEnd if one may. It
+    may also be that the host does not answer which the VM leaves: then what has arrived counts.
     """
-    if vm.lcm_state not in (*RESUMING, *LEAVING):
+    is_leaving, is_silent = vm.lcm_state in LEAVING, isinstance(missing, HostUnreachable)
+    if not is_leaving and (is_silent or vm.lcm_state not in RESUMING):
         raise missing
-    is_leaving = vm.lcm_state in LEAVING
     found = yield from elsewhere(asked.target if is_leaving else asked.source, vm)
     if is_leaving and found.machine and found.seq >= vm.seq:
         yield warn(f"VM {vm.id} is at rest on front-end {found.machine}: nothing is left to move")
@@ -103,5 +104,6 @@ def of_move(asked: Move, vm: Vm, missing: MissingVm) -> Part[Optional[VmPlace]]:
     if not is_leaving and found.machine:
         yield warn(f"VM {vm.id} is at rest on front-end {found.machine}, and is brought from there")
         return asked.source._replace(host=found.machine)
-    found.refuse(vm.id, f"is not on {asked.source.host}")
+    if not is_silent:
+        found.refuse(vm.id, f"is not on {asked.source.host}")
     raise missing

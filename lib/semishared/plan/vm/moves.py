@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Tuple
 
 from ...errors import (
+    HostUnreachable,
     MigrationRefused,
     MissingVm,
     OnedUnavailable,
@@ -137,7 +138,7 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, is_home: bo
     """
     try:
         yield from _relayed(asked, steps, vm, guest, is_home)
-    except MissingVm as e:
+    except (MissingVm, HostUnreachable) as e:
         from . import at_rest
 
         source = yield from at_rest.of_move(asked, vm, e)
