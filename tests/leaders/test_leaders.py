@@ -77,7 +77,7 @@ def stored(group: Group, image: int) -> bytes:
 
 
 @pytest.mark.fault(
-    72, "a VM that came to rest on a leader is found there by the next one, or that one's name is said"
+    71, "a VM that came to rest on a leader is found there by the next one, or that one's name is said"
 )
 def test_a_vm_at_rest_is_brought_from_the_front_end_that_has_it(group: Group) -> None:
     vm = Vm(group, "rests")
@@ -92,7 +92,7 @@ def test_a_vm_at_rest_is_brought_from_the_front_end_that_has_it(group: Group) ->
     assert group.has(vm.id) == ["h2"] and "is brought from there" in group.cloud.said("mv")[-1]
 
 
-@pytest.mark.fault(73, "a directory that a leader has kept of an earlier stay of a VM is not resumed from")
+@pytest.mark.fault(72, "a directory that a leader has kept of an earlier stay of a VM is not resumed from")
 def test_what_is_left_of_an_earlier_stay_is_not_resumed_from(group: Group) -> None:
     vm = Vm(group, "stale")
     vm.undeploy()
@@ -116,7 +116,7 @@ def test_what_is_left_of_an_earlier_stay_is_not_resumed_from(group: Group) -> No
 
 
 @pytest.mark.fault(
-    72, "a terminate under another leader gives no uncommitted disk up that the last one has on its own disk"
+    71, "a terminate under another leader gives no uncommitted disk up that the last one has on its own disk"
 )
 def test_a_diff_at_rest_is_committed_where_it_is_or_its_front_end_is_named(group: Group) -> None:
     vm = Vm(group, "diff", diff=True)
@@ -150,7 +150,7 @@ def test_a_diff_at_rest_is_committed_where_it_is_or_its_front_end_is_named(group
     group.fe.run(["rm", "-rf", f"{VM_DIR}/{kept}"])
 
 
-@pytest.mark.fault(72, "what is asked of a VM at rest is done where it is, also under another leader")
+@pytest.mark.fault(71, "what is asked of a VM at rest is done where it is, also under another leader")
 def test_a_vm_at_rest_ends_on_the_front_end_that_has_it(group: Group) -> None:
     vm = Vm(group, "ends", diff=True)
     vm.undeploy()

@@ -58,7 +58,7 @@ def test_it_is_arranged(cloud: Cloud) -> None:
     assert b"/usr/libexec/qemu-kvm" in host.run(["virsh", "-c", "qemu:///system", "capabilities"]).stdout
 
 
-@pytest.mark.fault(75, "a host whose /usr/bin/python3 is 3.6 works by the newer Python beside it")
+@pytest.mark.fault(73, "a host whose /usr/bin/python3 is 3.6 works by the newer Python beside it")
 def test_disks_of_all_kinds_are_deployed_moved_and_committed(cloud: Cloud) -> None:
     mine = cloud.data_image("mine", DATA, persistent=True)
     local = cloud.data_image("local", DATA, persistent=True, SEMISHARED_PLACE="local")
@@ -86,7 +86,7 @@ def test_disks_of_all_kinds_are_deployed_moved_and_committed(cloud: Cloud) -> No
 
 
 @pytest.mark.fault(
-    75, "doctor and the monitoring of a host whose /usr/bin/python3 is 3.6 go by the newer one"
+    73, "doctor and the monitoring of a host whose /usr/bin/python3 is 3.6 go by the newer one"
 )
 def test_doctor_and_the_probe_find_nothing_wrong(cloud: Cloud) -> None:
     found: Any = json.loads(said(cloud, "doctor", "--json", codes=(0, 1)))
@@ -96,7 +96,7 @@ def test_doctor_and_the_probe_find_nothing_wrong(cloud: Cloud) -> None:
     assert probe.startswith('HEALTH_SEMISHARED = "OK"\n'), probe
 
 
-@pytest.mark.fault(75, "install.sh takes the newer Python beside a /usr/bin/python3 that is too old")
+@pytest.mark.fault(73, "install.sh takes the newer Python beside a /usr/bin/python3 that is too old")
 def test_install_finds_the_newer_python(cloud: Cloud) -> None:
     host = cloud.lab.node(EL)
     host.run(["sh", "-euc", "mkdir -p /var/tmp/checkout; ln -s /var/tmp/one/lib /var/tmp/checkout/lib"])
@@ -110,7 +110,7 @@ def test_install_finds_the_newer_python(cloud: Cloud) -> None:
     assert done.returncode == 1 and b"/usr/bin/python3 is older than 3.9: install a newer" in done.stderr
 
 
-@pytest.mark.fault(75, "a host whose only Python is too old is said to be that, by actions and by doctor")
+@pytest.mark.fault(73, "a host whose only Python is too old is said to be that, by actions and by doctor")
 def test_a_host_with_an_old_python_alone_is_refused_in_one_line(cloud: Cloud) -> None:
     image, host = cloud.os_image("alone"), cloud.lab.node(EL)
     with el.alone(host):
@@ -125,7 +125,7 @@ def test_a_host_with_an_old_python_alone_is_refused_in_one_line(cloud: Cloud) ->
         assert (probe.returncode, probe.stdout) == (1, b"")
 
 
-@pytest.mark.fault(75, "doctor says that libvirt runs QEMU as another user than the one whose the disks are")
+@pytest.mark.fault(73, "doctor says that libvirt runs QEMU as another user than the one whose the disks are")
 def test_qemu_of_another_user_opens_no_disk_and_doctor_says_so(cloud: Cloud) -> None:
     with el.qemu_is_qemu(cloud.lab.node(EL)):
         found: Any = json.loads(said(cloud, "doctor", "--json", codes=(2,)))
@@ -140,7 +140,7 @@ def test_qemu_of_another_user_opens_no_disk_and_doctor_says_so(cloud: Cloud) -> 
             cloud.deploy("qemus", [{"IMAGE_ID": str(local)}], EL)
 
 
-@pytest.mark.fault(75, "a sudo without regular expressions is named by what makes shares, not only by doctor")
+@pytest.mark.fault(73, "a sudo without regular expressions is named by what makes shares, not only by doctor")
 def test_a_sudo_without_regular_expressions_makes_no_share_and_says_why(cloud: Cloud, tmp_path: Path) -> None:
     host = cloud.lab.node(OLD_SUDO)
     with mounted_btrfs(tmp_path) as where:

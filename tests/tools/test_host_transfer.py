@@ -577,7 +577,7 @@ def test_what_fills_the_disk_can_be_removed(world: World, full: Path, what: str)
     assert world.leftovers() == []
 
 
-@pytest.mark.fault(76, "a migration that ended before its hypervisor began leaves no proof for a later one")
+@pytest.mark.fault(74, "a migration that ended before its hypervisor began leaves no proof for a later one")
 def test_proof_that_no_migration_has_used_goes_with_its_end(world: World) -> None:
     disk = world.disk()
     world.clone(world.image(), disk)

@@ -33,7 +33,7 @@ def made(place: Path, *names: str) -> None:
         (place / name).chmod(0o755)
 
 
-@pytest.mark.fault(75, "the newest Python beside an old one is taken, of those with libvirt's binding first")
+@pytest.mark.fault(73, "the newest Python beside an old one is taken, of those with libvirt's binding first")
 def test_the_newest_is_taken_and_one_with_the_binding_first(tmp_path: Path) -> None:
     place, packages = tmp_path / "bin", tmp_path / "lib64"
     made(place, "python3", "python3.6", "python3.8", "python3.10-config")

@@ -40,7 +40,7 @@ def test_libvirt_that_says_nothing_confines_by_nothing() -> None:
     assert preflight.qemu_user("error: failed to connect to the hypervisor") == ""
 
 
-@pytest.mark.fault(75, "doctor says that libvirt runs QEMU as another user than the one whose the disks are")
+@pytest.mark.fault(73, "doctor says that libvirt runs QEMU as another user than the one whose the disks are")
 def test_which_user_qemu_is() -> None:
     said = CAPABILITIES.format(MODEL.format("selinux"))
     assert preflight.qemu_user(said.replace("+9869:", "+0:")) == "root"
