@@ -5,11 +5,12 @@ and not once more.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Callable, List
 
 import pytest
 
-from semishared.errors import ToolFailed
+from semishared.errors import ToolFailed, ToolTimeout
 from semishared.guest import domain
 from semishared.model.vm.live_steps import MigrateOptions
 from semishared.vmm import live_migration
@@ -88,3 +89,25 @@ def test_after_the_first_round_the_rest_is_sent_on_demand(
 def test_who_gives_up_by_hand_is_told_whether_that_was_heard(busy: Busy) -> None:
     job, _ = look(MigrateOptions(), 0)
     assert [job.abort() for _ in range(BUSY + 1)] == [False] * BUSY + [True]
+
+
+def test_a_call_that_does_not_return_when_its_migration_was_aborted_is_given_up(
+    busy: Busy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Never:
+        """A call of libvirt whose other host is cut off at once."""
+
+        def __init__(self, what: str, do: Callable[[Any], Any]) -> None:
+            do(None)
+
+        def is_over(self, within_s: float) -> bool:
+            return False
+
+    monkeypatch.setattr(live_migration, "_moved", lambda *asked: asked[-1].set())
+    monkeypatch.setattr(live_migration, "_of_libvirt", lambda options: (0, {}))
+    monkeypatch.setattr(live_migration, "RETURNS_S", 0.0)
+    monkeypatch.setattr(live_migration.libvirtd, "Call", Never)
+    monkeypatch.setattr(domain, "hearing", lambda *_: nullcontext())
+    with pytest.raises(ToolTimeout, match="has aborted the migration of one-5 and does not return"):
+        live_migration.migrate("one-5", "qemu+ssh://h2/system", MigrateOptions(), lambda _: None)
+    assert busy.asked == ["domjobabort"] * (BUSY + 1)

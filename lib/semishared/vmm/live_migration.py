@@ -14,7 +14,14 @@ from contextlib import ExitStack, suppress
 from typing import Any, Callable, Dict, Optional
 
 from ..config import load
-from ..errors import MigrationTimeout, NotSupported, Overtaken, SemisharedError, ToolFailed
+from ..errors import (
+    MigrationTimeout,
+    NotSupported,
+    Overtaken,
+    SemisharedError,
+    ToolFailed,
+    ToolTimeout,
+)
 from ..guest import domain, libvirtd
 from ..guest.job_events import LOOK_S, next_said
 from ..guest.virsh import site
@@ -36,6 +43,10 @@ from ..tools.run import run
 
 COUNTED_S = 1.0
 """Seconds to wait for the statistics of a migration that has succeeded; libvirt sends them by its end."""
+RETURNS_S = 120.0
+"""Seconds until a call must return whose migration was aborted, its other host being out of reach. It asks
+that host once more to end its part: seen to wait for ever, with libvirt 9.0.
+"""
 SOON_S = 0.2
 """Seconds between two looks while the migration may need a change."""
 MIB = 1 << 20
@@ -57,12 +68,15 @@ def migrate(name: str, target: str, options: MigrateOptions, say: Callable[[str]
             rounds = stack.enter_context(domain.hearing(name, "MIGRATION_ITERATION"))
         what = (name, target, values, flags, cut_off)
         call = libvirtd.Call(f"migrate {name}", lambda here: _moved(here, *what))
-        job = _Job(name, options, rounds, say)
+        job, over_by = _Job(name, options, rounds, say), float("inf")
         while not call.is_over(SOON_S if job.is_due else LOOK_S):
             job.look()
             # QEMU itself would wait for the other host for TCP's time limit, 15 minutes.
             if cut_off.is_set() and job.abort():
                 cut_off.clear()
+                over_by = time.monotonic() + RETURNS_S
+            if time.monotonic() > over_by:
+                raise ToolTimeout(f"libvirt has aborted the migration of {name} and does not return from it")
         try:
             call.answer(0)
         except ToolFailed:
