@@ -11,7 +11,7 @@ from typing import Any, Callable, List
 import pytest
 
 from semishared.errors import ToolFailed, ToolTimeout
-from semishared.guest import domain
+from semishared.guest import domain, libvirtd
 from semishared.model.vm.live_steps import MigrateOptions
 from semishared.vmm import live_migration
 
@@ -106,7 +106,7 @@ def test_a_call_that_does_not_return_when_its_migration_was_aborted_is_given_up(
     monkeypatch.setattr(live_migration, "_moved", lambda *asked: asked[-1].set())
     monkeypatch.setattr(live_migration, "_of_libvirt", lambda options: (0, {}))
     monkeypatch.setattr(live_migration, "RETURNS_S", 0.0)
-    monkeypatch.setattr(live_migration.libvirtd, "Call", Never)
+    monkeypatch.setattr(libvirtd, "Call", Never)
     monkeypatch.setattr(domain, "hearing", lambda *_: nullcontext())
     with pytest.raises(ToolTimeout, match="has aborted the migration of one-5 and does not return"):
         live_migration.migrate("one-5", "qemu+ssh://h2/system", MigrateOptions(), lambda _: None)
