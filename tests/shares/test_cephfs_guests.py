@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
+from lab import roots
 from lab.guest import Guest
 from lab.oned import ActionFailed
 from semishared.model.share.share import UIDS, first_uid
@@ -113,10 +114,13 @@ def test_guests_of_two_hosts_have_one_share_with_its_locks_and_what_it_was(tenan
         "first\n1000\n",
     )
     assert one.run("sleep 1; cat /both/shared") == (0, "first\nsecond\n")
+    # virtiofsd in Rust, which hosts of Debian 13 have, knows no locks: each guest's are its own.
+    held = "Resource temporarily unavailable" if h3.root == roots.MACHINE else ""
     for how in ("posix", "flock"):
         assert one.lock(f"/both/{how}", how) == ""
-        assert two.lock(f"/both/{how}", how) == "Resource temporarily unavailable"
-        one.unlock()
+        assert two.lock(f"/both/{how}", how) == held
+        for guest in (one, two):
+            guest.unlock()
         assert two.lock(f"/both/{how}", how) == ""
         two.unlock()
 
