@@ -34,13 +34,13 @@ LOOK = """
 import os, sys
 sys.path.insert(0, {lib!r})
 from functools import partial
-from semishared.cli import doctor
+from semishared.cli import same_directories
 from semishared.host import leftovers
 from semishared.model.leftover_steps import LookAround
 from semishared.tools import ending, hung_store
-leftovers.unless_it_hangs = doctor.unless_it_hangs = partial(hung_store.unless_it_hangs, limit_s=0.5)
+leftovers.unless_it_hangs = same_directories.unless_it_hangs = partial(hung_store.unless_it_hangs, limit_s=0.5)
 store, other = {stores!r}
-with doctor.tokens([store, other]) as token:
+with same_directories.tokens([store, other]) as token:
     print(os.listdir(other) == [token])
 for marker in ("0" * 32, ""):
     found = leftovers.look_around(LookAround({location!r}, (101,), (store, other), False, (marker, "")))
