@@ -38,7 +38,8 @@ from semishared.cli import same_directories
 from semishared.host import leftovers
 from semishared.model.leftover_steps import LookAround
 from semishared.tools import ending, hung_store
-leftovers.unless_it_hangs = same_directories.unless_it_hangs = partial(hung_store.unless_it_hangs, limit_s=0.5)
+quick = partial(hung_store.unless_it_hangs, limit_s=0.5)
+leftovers.unless_it_hangs = same_directories.unless_it_hangs = quick
 store, other = {stores!r}
 with same_directories.tokens([store, other]) as token:
     print(os.listdir(other) == [token])
