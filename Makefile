@@ -57,7 +57,7 @@ test-full: provision-full platform-root ## all suites with all points and tests,
 	@$(RUN) tests/suites.py --full
 
 test-platforms: platform-root ## SUITES with nodes of RELEASE=11, 13, or mixed: 13 beside this machine's; ceph18: a cluster of 13; noted in docs/runs
-	@SEMISHARED_PLATFORM=$(RELEASE) $(RUN) tests/runs.py "debian-$(RELEASE)" "Debian $(RELEASE)" $(SUITES:%=build/junit-%.xml) -- \
+	@SEMISHARED_PLATFORM=$(RELEASE) $(RUN) tests/runs.py "debian-$(RELEASE)" "$(if $(filter ceph18,$(RELEASE)),Debian 12 with Ceph 18.2,Debian $(RELEASE))" $(SUITES:%=build/junit-%.xml) -- \
 	$(PY) tests/suites.py $(SUITES)
 
 real-oned: provision ## build the OpenNebula of SRC=<its checkout at a tag> in a root of its own, below build/real (some ten minutes)

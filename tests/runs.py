@@ -47,11 +47,17 @@ def noted(known: Dict[str, Any], title: str, files: Dict[str, Outcome]) -> Dict[
     return {"title": title, "files": {**known.get("files", {}), **files}}
 
 
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
 def main(words: Sequence[str]) -> int:
     """Run a command and add its reports to the note of one platform; return the command's exit code."""
     (name, title, *reports), command = words[: words.index("--")], words[words.index("--") + 1 :]
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=8"]
-    commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+    # What this program and `make docs` write is no change of what runs.
+    changed = ["status", "--porcelain", "-uno", "--", ".", ":!docs/runs", ":!docs/reference/support.md"]
+    commit = _git("rev-parse", "--short=8", "HEAD") + ("-dirty" if _git(*changed) else "")
     for report in reports:
         Path(report).unlink(missing_ok=True)
     code = subprocess.run(command, check=False).returncode
