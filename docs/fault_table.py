@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+from functools import cache
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple
 
@@ -109,6 +110,7 @@ class Claim(NamedTuple):
     test: str
 
 
+@cache
 def claims(root: Path = ROOT) -> List[Claim]:
     """Return all claims, by number; read from the source, since collecting the tests would need the lab."""
     found: List[Claim] = []

@@ -18,6 +18,7 @@ from semishared.model import attributes as rows
 from semishared.model.share.share import BACKENDS
 from semishared.model.store.access import CONF
 from semishared.plan.image import attributes
+from unit.sources import nodes
 
 LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
 TABLE = "model/attributes.py"
@@ -230,9 +231,8 @@ def test_page_names_the_attributes_that_there_are() -> None:
 
 def texts(module: str) -> Iterator[str]:
     """Yield the texts of a module, also those within others; not what documents it."""
-    tree = ast.parse(module)
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    said = {id(node.value) for node in nodes(module) if isinstance(node, ast.Expr)}
+    for node in nodes(module):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
             yield node.value
 

@@ -11,6 +11,8 @@ from typing import Iterator
 
 import pytest
 
+from unit.sources import nodes
+
 pytestmark = pytest.mark.reads_checkout
 
 PACKAGE = Path(__file__).resolve().parents[2] / "lib" / "semishared"
@@ -50,7 +52,7 @@ the same.
 
 def uses(path: Path) -> Iterator[str]:
     """Yield what a module asks of wall clocks, and of times that files and images have by them."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path.read_text()):
         if isinstance(node, ast.Attribute):
             if node.attr in WORDS or (
                 node.attr == "time" and isinstance(node.value, ast.Name) and node.value.id == "time"

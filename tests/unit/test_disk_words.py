@@ -11,6 +11,7 @@ from typing import Iterator, Set
 import pytest
 
 from semishared.model import attributes
+from unit.sources import nodes, parsed
 
 LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
 READERS = {"text", "number", "is_yes", "value", "first"}
@@ -139,7 +140,7 @@ def _word(node: ast.AST) -> str:
 
 def read_in(text: str) -> Set[str]:
     """Return the words of DISK that a module reads."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     return {word for word in _reads(tree, _names(tree)) if word.isupper()}  # libvirt's are small
 
 
@@ -155,9 +156,7 @@ def test_only_these_words_of_a_disk_are_read() -> None:
 def test_a_disk_is_had_in_these_places_alone() -> None:
     found = set()
     for path in sorted(LIB.rglob("*.py")):
-        said = [
-            node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
-        ]
+        said = [node.value for node in nodes(path.read_text()) if isinstance(node, ast.Constant)]
         if "DISK" in said or any(
             isinstance(text, str) and re.match(r"[A-Z_/]*TEMPLATE/DISK", text) for text in said
         ):

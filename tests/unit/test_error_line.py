@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
-from typing import Iterator, Union
+from typing import Union
 
 import pytest
 
@@ -14,6 +15,7 @@ from semishared import errors
 from semishared.opennebula import args
 from semishared.opennebula.args import Subject, of_words
 from semishared.opennebula.error_line import SHORT, SHOWN, rendered
+from unit.sources import nodes
 
 pytestmark = pytest.mark.reads_checkout
 
@@ -145,13 +147,14 @@ def test_the_words_of_every_shape_say_what_the_action_is_about(words: object, no
     assert (found.noun, found.vm, found.names[VM]) == (noun, 12, "VM 12")
 
 
-def raised() -> Iterator[tuple[str, type[errors.SemisharedError], list[Union[str, None]]]]:
-    """Yield where an error is raised for oned, its class, and its text; None stands for a value in that."""
-    known = {error.__name__: error for error in errors.catalogue()}
+@cache
+def raised() -> list[tuple[str, type[errors.SemisharedError], list[Union[str, None]]]]:
+    """Return where an error is raised for oned, its class, and its text; None stands for a value in that."""
+    known, found = {error.__name__: error for error in errors.catalogue()}, []
     for path in sorted(ROOT.rglob("*.py")):
         if path.relative_to(ROOT).parts[0] in ("cli", "install", "errors.py"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path.read_text()):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
@@ -162,7 +165,8 @@ def raised() -> Iterator[tuple[str, type[errors.SemisharedError], list[Union[str
                 if isinstance(text, (ast.JoinedStr, ast.Constant)):
                     parts = text.values if isinstance(text, ast.JoinedStr) else [text]
                     values = [str(part.value) if isinstance(part, ast.Constant) else None for part in parts]
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}", known[node.func.id], values
+                    found.append((f"{path.relative_to(ROOT)}:{node.lineno}", known[node.func.id], values))
+    return found
 
 
 @pytest.mark.parametrize("value", [IMAGE, f"{VM}/disk.0", f"{VM}/disk.0.snap/3", f"{IMAGE}0/x" * 3, "x7"])

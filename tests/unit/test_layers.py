@@ -14,6 +14,7 @@ import pytest
 
 from semishared import table
 from semishared.model.store import datastore_steps
+from unit.sources import nodes, parsed
 
 pytestmark = pytest.mark.reads_checkout
 
@@ -102,7 +103,7 @@ def imports(path: Path) -> tuple[str, ...]:
 
 def _imports(path: Path) -> Iterator[str]:
     package = dotted(path).split(".") if path.name == "__init__.py" else dotted(path).split(".")[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path.read_text()):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -186,7 +187,7 @@ def test_planners_see_neither_the_machine_nor_the_clock(path: Path) -> None:
     assert not foreign, (
         f"{path.name} imports {foreign}: what it needs of the machine is a fact, to be passed in"
     )
-    calls = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+    calls = {node.id for node in nodes(path.read_text()) if isinstance(node, ast.Name)}
     assert not calls & {"open", "print", "input", "exec", "eval", "__import__"}
 
 
@@ -220,7 +221,7 @@ def test_module_is_small_and_well_named(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=module_id)
 def test_public_functions_say_in_one_sentence_what_they_do(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path.read_text())
     assert ast.get_docstring(tree), f"{path} has no docstring"
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):

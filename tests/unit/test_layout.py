@@ -19,6 +19,7 @@ from semishared.model.disk import names as disk_names
 from semishared.model.share import names as share_names
 from semishared.model.store import dir_names, rbd_names
 from semishared.tools import signatures
+from unit.sources import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lib" / "semishared"
@@ -85,13 +86,13 @@ def rendered(node: ast.AST) -> str | None:
     return None
 
 
-def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def texts(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of each string that is no docstring."""
     bodies = (
-        node.body for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        node.body for node in nodes(source) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
     )
     prose = {id(statement.value) for body in bodies for statement in body if isinstance(statement, ast.Expr)}
-    for node in ast.walk(tree):
+    for node in nodes(source):
         text = rendered(node)
         if text is not None and id(node) not in prose:
             yield node.lineno, text  # type: ignore[attr-defined]
@@ -102,9 +103,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
     ['f"{path}.snap/{n}"', 'f"{root}/.{NAME}/x"', '"disk." + n', 'f"{dir}/disk.{n}"', 'f"{root}/locks/{x}"'],
 )
 def test_a_formatter_is_seen(source: str) -> None:
-    assert any(
-        OURS.search(text) for _, text in texts(ast.parse(f"def f():\n    '''.snap'''\n    return {source}"))
-    )
+    assert any(OURS.search(text) for _, text in texts(f"def f():\n    '''.snap'''\n    return {source}"))
 
 
 @pytest.mark.reads_checkout
@@ -114,9 +113,7 @@ def test_no_other_module_formats_or_parses_a_name(path: Path) -> None:
     if module in ON_ITS_OWN:
         return
     allowed = [text for name, text in ELSEWHERE if name == module]
-    found = [
-        (line, text) for line, text in texts(ast.parse(path.read_text(encoding="utf-8"))) if OURS.search(text)
-    ]
+    found = [(line, text) for line, text in texts(path.read_text(encoding="utf-8")) if OURS.search(text)]
     others = [item for item in found if not any(text in item[1] for text in allowed)]
     assert not others, f"{module} formats or parses what model/layout*.py is there for: {others}"
     assert all(any(text in item[1] for item in found) for text in allowed), (
@@ -129,10 +126,7 @@ def test_what_is_sent_has_the_same_names() -> None:
     assert signatures.STAGED == disk_names.STAGED and signatures.SIGNED.match(
         f"{signatures.SIGNATURE}0123456789abcdef"
     )
-    said = {
-        text
-        for _, text in texts(ast.parse((PACKAGE / "install" / "preflight.py").read_text(encoding="utf-8")))
-    }
+    said = {text for _, text in texts((PACKAGE / "install" / "preflight.py").read_text(encoding="utf-8"))}
     assert {f"{{}}/{disk_names.SIDE}", dir_names.MARKER} <= said  # opened one after the other
 
 

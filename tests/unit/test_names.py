@@ -23,6 +23,7 @@ from semishared.opennebula.xml import Datastore, Host, Image, Vm
 from semishared.plan.care import diagnosis, diagnosis_machines, fence
 from semishared.plan.disk import backup
 from semishared.tools import this_machine
+from unit.sources import nodes
 
 LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
 
@@ -272,9 +273,9 @@ def _called(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def _compared(tree: ast.AST) -> Iterator[str]:
+def _compared(text: str) -> Iterator[str]:
     """Yield where a name of a machine is compared with what is no constant, or taken apart."""
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             is_named = any(_called(side) in NAMES for side in sides) and not any(
@@ -297,7 +298,7 @@ def _compared(tree: ast.AST) -> Iterator[str]:
 def test_where_names_of_machines_are_compared() -> None:
     found: Dict[str, List[str]] = {}
     for path in sorted(LIB.rglob("*.py")):
-        where = list(_compared(ast.parse(path.read_text(encoding="utf-8"))))
+        where = list(_compared(path.read_text(encoding="utf-8")))
         if where:
             found[str(path.relative_to(LIB))] = where
     known = {path for paths in COMPARED.values() for path in paths}

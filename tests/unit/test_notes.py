@@ -16,6 +16,7 @@ import pytest
 
 from semishared.model.disk import place
 from semishared.model.disk.record import Record
+from unit.sources import parsed
 
 PACKAGE = Path(__file__).resolve().parents[2] / "lib/semishared"
 WRITERS = {("files", "write_json"), ("locks", "note"), ("json", "dump"), ("json", "dumps")}
@@ -115,7 +116,7 @@ def found() -> Iterator[Tuple[str, str, bool]]:
     """Yield module, function, and whether it says a version, of each writer of a file."""
     for path in sorted(PACKAGE.rglob("*.py")):
         module = str(path.relative_to(PACKAGE))
-        for function, call, around in writers(ast.parse(path.read_text(encoding="utf-8"))):
+        for function, call, around in writers(parsed(path.read_text(encoding="utf-8"))):
             is_text = isinstance(call.func, ast.Attribute) and call.func.attr == "dumps"
             if not (is_text and {module, f"{module}:{function}"} & NOT_ON_DISK):
                 yield module, function, says_version(call, around)

@@ -9,6 +9,7 @@ import pytest
 
 import proofs
 from suites import ROOT, SUITES
+from unit.sources import nodes
 
 pytestmark = pytest.mark.reads_checkout
 
@@ -18,7 +19,7 @@ def function(test: str) -> ast.FunctionDef:
     *_, last = name.split("::")
     found = [
         node
-        for node in ast.walk(ast.parse((ROOT / file).read_text()))
+        for node in nodes((ROOT / file).read_text())
         if isinstance(node, ast.FunctionDef) and node.name == last
     ]
     assert found, f"{test} is not there"

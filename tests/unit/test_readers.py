@@ -14,6 +14,8 @@ from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
 
+from unit.sources import parsed
+
 pytestmark = pytest.mark.reads_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,7 +87,7 @@ def found() -> Tuple[Set[str], Set[str]]:
     """Return all readers, and those that take what cannot be read for nothing."""
     everybody, deaf = set(), set()
     for path in sorted(PACKAGE.rglob("*.py")):
-        for function, _, swallowed in readers(ast.parse(path.read_text(encoding="utf-8"))):
+        for function, _, swallowed in readers(parsed(path.read_text(encoding="utf-8"))):
             reader = f"{path.relative_to(PACKAGE)}:{function}"
             everybody.add(reader)
             if swallowed:
@@ -145,7 +147,7 @@ DECIDE = (
 )
 @pytest.mark.parametrize("module", DECIDE)
 def test_who_decides_asks_for_absence(module: str) -> None:
-    tree = ast.parse((PACKAGE / module).read_text(encoding="utf-8"))
+    tree = parsed((PACKAGE / module).read_text(encoding="utf-8"))
     found = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and deep(node) in ASKS]
     assert found == [], "files.is_absent tells what is not there from what cannot be asked about"
 

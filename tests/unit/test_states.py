@@ -11,6 +11,7 @@ import pytest
 
 from lab.oned import states as lab
 from semishared.opennebula import states
+from unit.sources import nodes, parsed
 
 LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
 READ = {"state", "lcm_state", "type"}
@@ -93,7 +94,7 @@ def bare(text: str) -> Iterator[int]:
     """Yield the lines of a module in which a number is compared with a state, or looked up by one; a name for
     one that the module has itself counts as that number.
     """
-    tree = ast.parse(text)
+    tree = parsed(text)
     own: set[str] = set()
     for line in tree.body:
         if isinstance(line, ast.Assign) and _numbers(line.value):
@@ -105,7 +106,7 @@ def bare(text: str) -> Iterator[int]:
         names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
         return _numbers(node) or bool(names & own)
 
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             parts = [

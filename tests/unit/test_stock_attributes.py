@@ -18,6 +18,7 @@ from semishared.model.store import template
 from semishared.opennebula.xml import Datastore
 from semishared.plan.image import attributes as checks
 from semishared.tools import qemu_img
+from unit.sources import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 LIB = ROOT / "lib" / "semishared"
@@ -52,7 +53,7 @@ def spelt() -> set[str]:
     for path in LIB.rglob("*.py"):
         if path.name == "stock.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path.read_text()):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= set(re.findall(r"(?:\A|/|\b)([A-Z][A-Z0-9_]+)(?=\Z|=|_\Z)", node.value))
     return found
