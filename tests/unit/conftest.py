@@ -118,11 +118,13 @@ def _cannot_touch_the_machine(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail(f"a unit test may not {WATCH.crimes[0]}", pytrace=False)
 
 
-@pytest.fixture(autouse=True)
-def _no_name_leads_here(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _no_name_leads_here() -> Iterator[None]:
     """Which addresses a name has, only a network can say."""
-    if find_spec("semishared.tools.this_machine"):  # versions of before ask no network (tests/against.py)
-        monkeypatch.setattr("semishared.tools.this_machine._leads_here", lambda host: False)
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("semishared.tools.this_machine"):  # versions of before ask no network (tests/against.py)
+            patch.setattr("semishared.tools.this_machine._leads_here", lambda host: False)
+        yield
 
 
 @pytest.fixture()
