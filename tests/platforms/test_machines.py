@@ -54,6 +54,8 @@ def test_the_machine_of_a_guest_is_one_that_both_hosts_have(cloud: Cloud, guest:
     [
         ({"machine": "pc-q35-99.0"}, "'pc-q35-99.0' is not supported by emulator"),
         ({"emulator": "/usr/libexec/qemu-of-elsewhere"}, "Cannot check QEMU binary"),
+        ({"emulator": "/tmp/none", "machine": "pc-q35-99.0"}, "is not supported by emulator '/usr/"),
+        ({"emulator": "/tmp/none"}, ""),
         ({"cpu": CPU.format("Skylake-Server", "")}, "does not provide required features: "),
         ({"cpu": CPU.format("qemu64", "<feature policy='disable' name='svm'/>")}, ""),
     ],

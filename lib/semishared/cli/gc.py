@@ -319,21 +319,27 @@ def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed
     for datastore in datastores:
         machine = ""
         try:
-            how = template.access(datastore)
             machine = "" if datastore.is_system else template.machine(datastore, 0)
-            if not machine:
-                continue
-            pool = template.pool(datastore)
-            listed = image_steps.ListPool(how, pool)
-            machine, names = first_answer(
-                template.changers(datastore, 0),
-                lambda name: (name, on.ask(name, "gc", config, listed)),  # noqa: B023
-                lambda name, e: on.warn(f"bridge {name} of datastore {datastore.id}: {e.line()}"),  # noqa: B023
-            )
-            found.append(gc_stores.Pool(machine, datastore.id, pool, how, tuple(names)))
+            if machine:
+                found.append(_pool_listed(datastore, config))
         except SemisharedError as e:
             failed(machine or f"datastore {datastore.id}", e)
     return found
+
+
+def _pool_listed(datastore: Datastore, config: Config) -> gc_stores.Pool:
+    """Return the pool of a datastore as the first of its bridges lists it that answers."""
+    how, pool = template.access(datastore), template.pool(datastore)
+
+    def ask(machine: str) -> gc_stores.Pool:
+        names = on.ask(machine, "gc", config, image_steps.ListPool(how, pool))
+        return gc_stores.Pool(machine, datastore.id, pool, how, tuple(names))
+
+    return first_answer(
+        template.changers(datastore, 0),
+        ask,
+        lambda name, e: on.warn(f"bridge {name} of datastore {datastore.id}: {e.line()}"),
+    )
 
 
 def left_in_pools(

@@ -8,6 +8,7 @@ processor has less, refuses the guest, but only when everything else has come: s
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 from xml.etree import ElementTree
 
@@ -72,13 +73,16 @@ def lacking(machine: GuestMachine) -> str:
     return libvirtd.call(what, lambda connection: _lacking(connection, machine), timeout_s=ASKED_S)
 
 
+EMULATOR = r"/usr/(?:local/)?(?:bin|lib|libexec)/[A-Za-z0-9_][A-Za-z0-9_.+-]*\Z"
 ASKED_S = 60
 """libvirtd may have to ask a QEMU that it has not seen before."""
 
 
 def _lacking(connection: Any, machine: GuestMachine) -> str:
     libvirt = libvirtd.binding()
-    where = machine.emulator, machine.arch, machine.machine, machine.type
+    # libvirtd starts what it is to ask; another host's word may lead to the system's own programs alone.
+    emulator = machine.emulator if re.match(EMULATOR, machine.emulator) else None
+    where = emulator, machine.arch, machine.machine, machine.type
     flags = libvirt.VIR_CONNECT_COMPARE_CPU_FAIL_INCOMPATIBLE
     try:
         connection.getDomainCapabilities(*where, 0)
