@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Dict, Optional, Tuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from semishared import config
@@ -27,7 +27,7 @@ LINES = st.sampled_from(
         "  [b]",
         "[]",
         "[a",
-        *(["[a]b]"] if sys.version_info >= (3, 10) else []),  # the library took that for [a] before
+        "[a]b]",
         "[c] rest",
         "a]",
         "key = value",
@@ -73,6 +73,8 @@ def ours(path: Path) -> Found:
 @given(st.lists(LINES, max_size=12) | st.lists(st.text("[]=: #;a\t\n", max_size=9), max_size=6))
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_is_read_as_the_library_reads_it(tmp_path: Path, lines: list[str]) -> None:
+    # Older libraries end a section's name at the first bracket, not at the last.
+    assume(sys.version_info >= (3, 10) or not any(line.count("]") > 1 for line in lines))
     path = tmp_path / "conf"
     path.write_text("\n".join(lines))
     assert ours(path) == theirs(path)
