@@ -224,6 +224,16 @@ class MigrationRefused(SemisharedError):
     remedy = "power the VM off and migrate it cold, or undeploy it"
 
 
+class MachineMissing(SemisharedError):
+    """A host whose QEMU or processor lacks the machine type or the CPU of a guest that is to go there."""
+
+    id = "SS093"
+    remedy = (
+        "place the VM on another host (semishared doctor says whose QEMU is older); or update QEMU there and "
+        "`onevm recover --retry`; or start the VM anew with an OS/MACHINE that all hosts have"
+    )
+
+
 class MigrationTimeout(SemisharedError):
     """A live migration that had not come to its end within `timeout_s`; the guest stays where it is."""
 

@@ -105,6 +105,10 @@ def test_what_is_left_of_an_earlier_stay_is_not_resumed_from(group: Group) -> No
     vm.undeploy()
     assert group.has(vm.id) == ["fe", "fe2"]
     group.cloud.lead("fe")
+    size = ["stat", "-c", "%s", f"{VM_DIR}/{vm.id}/disk.1"]
+    before = group.fe.run(size).stdout
+    group.cloud.oned.disk_resize(vm.id, 1, 16)
+    assert (group.fe.run(size).stdout, int(group.fe2.run(size).stdout)) == (before, 16 << 20)
     group.lose(group.fe2)
     vm.says(vm.deploy, [f"SS091 VM {vm.id} is not on fe", "front-end fe2, which may have it"])
     group.fe2.start()
@@ -147,6 +151,8 @@ def test_a_diff_at_rest_is_committed_where_it_is_or_its_front_end_is_named(group
     # What was not committed is kept, where it was.
     names = [name for name in group.cloud.files(group.fe, VM_DIR) if ".kept-" in name and "/" not in name]
     (kept,) = names
+    done = group.fe2.run([COMMAND, "commit", str(vm.id)], check=False)
+    assert done.returncode == 1 and f"{kept} on fe: SS141" in done.stderr.decode(), done.stderr.decode()
     group.fe.run(["rm", "-rf", f"{VM_DIR}/{kept}"])
 
 

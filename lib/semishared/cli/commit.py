@@ -22,7 +22,7 @@ from typing import Iterator, Optional
 
 from .. import NAME
 from ..errors import BadArguments, BadRecord, SemisharedError
-from ..front import publication
+from ..front import front_ends, publication
 from ..front.action import Action, carry_out
 from ..model import steps as s
 from ..model.base.steps import KeptDisk
@@ -183,10 +183,12 @@ def _kept(
     """Yield the work for a VM's kept disks; add machines that cannot be asked to `silent`."""
     systems = [store for store in oned.datastores() if store.is_system and store.driver == NAME]
     others = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)}
+    # A VM that was at rest left its disk on the front-end that led then.
+    led = {name for name in front_ends.others(oned) if not any(are_one(name, host) for host in others)}
     numbers = tuple(sorted(store.id for store in systems))
 
     for location in sorted(set(map(on.location, systems))):
-        for machine in sorted({*others, "localhost"}):
+        for machine in sorted({*others, *led, "localhost"}):
             try:
                 found = carry_out(ask(machine, c.FindKept(vm.id, location, numbers)), action).kept
             except SemisharedError as e:

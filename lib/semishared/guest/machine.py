@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from typing import Any
 from xml.etree import ElementTree
 
-from ..errors import MigrationRefused, SemisharedError
+from ..errors import MachineMissing, SemisharedError
 from ..model.vm.move_steps import GuestMachine
+from ..units import MiB
 from . import libvirtd
 from .domain import lookup
 from .virsh import active_domains
@@ -26,22 +28,36 @@ def seen(vm_dir: str, domain: str) -> GuestMachine:
     """Return the machine of a guest that runs, or that is to go on from the checkpoint in its directory.
 
     It is empty for one that does neither, and if libvirt does not answer: that is not this step's to say.
+    `domain` is '' on a front-end that is no host.
     """
     try:
         return _machine(_xml(f"{vm_dir}/checkpoint", domain))
-    except (SemisharedError, ElementTree.ParseError):
+    except (SemisharedError, OSError, ElementTree.ParseError):
         return GuestMachine()
 
 
 def _xml(checkpoint: str, domain: str) -> str:
-    if domain in active_domains():
+    if domain and domain in active_domains():
         return libvirtd.call(
             f"dumpxml {domain}", lambda connection: str(lookup(connection, domain).XMLDesc(0))
         )
-    if not os.path.isfile(checkpoint):
-        return ""
-    what = f"save-image-dumpxml {checkpoint}"
-    return libvirtd.call(what, lambda connection: str(connection.saveImageGetXMLDesc(checkpoint, 0)))
+    return _saved_xml(checkpoint) if os.path.isfile(checkpoint) else ""
+
+
+HEADER = struct.Struct("=16s2I68x")
+"""Of libvirt's checkpoints (src/qemu/qemu_saveimage.h): magic, version, bytes of the domain's XML that follow."""
+MOST_XML = 16 * MiB
+
+
+def _saved_xml(checkpoint: str) -> str:
+    """Return the domain XML of a checkpoint, which a front-end without libvirt may have, '' if it is none."""
+    with open(checkpoint, "rb") as file:
+        head = file.read(HEADER.size)
+        if len(head) < HEADER.size:
+            return ""
+        magic, _, length = HEADER.unpack(head)
+        is_ours = magic.rstrip(b"\0") == b"LibvirtQemudSave" and length <= MOST_XML
+        return file.read(length).partition(b"\0")[0].decode("utf-8", "replace") if is_ours else ""
 
 
 def _machine(xml: str) -> GuestMachine:
@@ -64,7 +80,10 @@ def _machine(xml: str) -> GuestMachine:
     found = found._replace(cpu=ElementTree.tostring(cpu, "unicode"))
     # libvirt's answer may leave out what QEMU emulates. Where it says that even the host on which the guest
     # runs lacks its CPU, the answer of another host proves nothing either.
-    return found._replace(cpu="") if lacking(found) else found
+    try:
+        return found._replace(cpu="") if lacking(found) else found
+    except SemisharedError:  # there is no libvirt on most front-ends
+        return found._replace(cpu="")
 
 
 def lacking(machine: GuestMachine) -> str:
@@ -82,7 +101,7 @@ def _lacking(connection: Any, machine: GuestMachine) -> str:
     libvirt = libvirtd.binding()
     # libvirtd starts what it is to ask; another host's word may lead to the system's own programs alone.
     emulator = machine.emulator if re.match(EMULATOR, machine.emulator) else None
-    where = emulator, machine.arch, machine.machine, machine.type
+    where = emulator, machine.arch or None, machine.machine or None, machine.type or None
     flags = libvirt.VIR_CONNECT_COMPARE_CPU_FAIL_INCOMPATIBLE
     try:
         connection.getDomainCapabilities(*where, 0)
@@ -99,12 +118,11 @@ def _lacking(connection: Any, machine: GuestMachine) -> str:
 
 
 def check(vm: int, type: str, arch: str, machine: str, emulator: str, cpu: str) -> None:
-    """Raise MigrationRefused if this host's QEMU lacks the machine of a guest that is to come."""
+    """Raise MachineMissing if this host's QEMU lacks the machine of a guest that is to come."""
     try:
         lacks = lacking(GuestMachine(type, arch, machine, emulator, cpu))
     except SemisharedError:
         return  # what is wrong with libvirt is said by the action that starts the guest
     if lacks:
-        raise MigrationRefused(
-            f"VM {vm} cannot go on at {os.uname().nodename} as the machine that it was started as: {lacks}"
-        )
+        here = os.uname().nodename
+        raise MachineMissing(f"VM {vm} cannot run on {here} as the machine that it is: {lacks}")

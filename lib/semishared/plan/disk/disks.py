@@ -15,7 +15,7 @@ from ...model.exchange import Feed, File, On, Plan, Say, ask
 from ...model.store import access as store_access
 from ...model.store import template
 from ...opennebula.args import Context, DiskPlace, FromImage, NewDisk
-from ...opennebula.xml import Datastore, Disk, Image, Vm
+from ...opennebula.xml import Datastore, Disk, Image, View, Vm
 from ..image import images, placement
 
 if TYPE_CHECKING:
@@ -60,12 +60,21 @@ def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
 
 
 def clone(
-    asked: FromImage, disk: Optional[Disk], image: Optional[Image], datastore: Datastore, options: str
+    asked: FromImage,
+    disk: Optional[Disk],
+    image: Optional[Image],
+    datastore: Datastore,
+    options: str,
+    vm: Optional[Vm] = None,
 ) -> Plan:
     """Plan clone: a writable disk that goes at shutdown; `options`: of overlays, by semishared.conf."""
     if disk is None or image is None:
         yield from copy_kernel(asked, datastore)
         return
+    fits = wanted_machine(vm) if vm else ()
+    if fits:
+        # Else the host refuses the guest when all of it has come.
+        yield On(asked.target.host, fits)
     options = placement.overlay_options(options, disk.size)
     kind, place, is_hot = (
         IO_CLASS.value(image, datastore),
@@ -264,6 +273,16 @@ def context(asked: Context, iso: File, size: int, shares: Optional[Clients] = No
     yield On(place.host, (_prepare(place), *noted, s.ReplaceLostBases(vm.vm, vm.path)))
     yield from placement.brought_up_to_date(vm)
     yield Feed(On(place.host, (receive,)), iso)
+
+
+def wanted_machine(vm: Vm) -> tuple[s.CheckMachine, ...]:
+    """Plan to look whether a host has the machine type that the VM's template names.
+
+    Not the CPU model: EVC_MODE of the cluster may be in the place of that.
+    """
+    view = View(vm.element)
+    machine = view.text("TEMPLATE/OS/MACHINE")
+    return (s.CheckMachine(vm.id, "", view.text("TEMPLATE/OS/ARCH"), machine, "", ""),) if machine else ()
 
 
 def running_domain(vm: Vm) -> str:

@@ -278,12 +278,13 @@ def _readonly(disk: s.DiskRef) -> str:
 def _machine_of(place: DiskPlace, vm: Vm) -> Part[str]:
     """Return the machine that has the VM: the front-end, another one, or the disk's last host."""
     at = place.vm_place
-    for host in ("localhost", place.host):
-        found = yield from ask(host, s.DescribeVm(at.vm, at.path))
-        if found.present:
-            return host
     from ..vm import at_rest
 
+    for host in ("localhost", place.host):
+        found = yield from ask(host, s.LookAtVm(at.vm, at.path))
+        # A front-end that led once may have kept what the VM was in an earlier stay.
+        if found.present and not at_rest.is_older_stay(found.seq, vm):
+            return host
     rests = yield from at_rest.elsewhere(at, vm)
     if not rests.machine:
         rests.refuse(at.vm, f"is neither on this front-end nor on {place.host}")

@@ -45,8 +45,8 @@ COMING = (
 )
 """States in which oned has a VM's files moved to the host where it is to run."""
 MOVING = (*COMING, LcmState.EPILOG_STOP, LcmState.EPILOG_UNDEPLOY)
-SAVED = (LcmState.PROLOG_MIGRATE, LcmState.PROLOG_MIGRATE_SUSPEND)
-"""States in which a VM goes from host to host with the memory of its guest."""
+SAVED = (LcmState.PROLOG_MIGRATE, LcmState.PROLOG_MIGRATE_SUSPEND, LcmState.PROLOG_RESUME)
+"""States in which a VM goes to a host with the memory of its guest."""
 UNKNOWN = (LcmState.PROLOG_MIGRATE_UNKNOWN, LcmState.PROLOG_MIGRATE_UNKNOWN_FAILURE)
 """States in which oned has lost sight of the VM, mostly with its host (plan/vm/failover.py)."""
 MAY_BE_LOST = (*UNKNOWN, LcmState.PROLOG_MIGRATE_POWEROFF)
@@ -154,7 +154,7 @@ def _relayed(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, is_home: b
     fits: tuple[s.CheckMachine, ...] = ()
     found: s.MarkedVm
     if vm.lcm_state in SAVED:
-        found, machine = yield On(place.host, (mark, s.SeeMachine(place.vm, place.path, running_domain(vm))))
+        found, machine = yield On(place.host, (mark, s.SeeMachine(place.vm, place.path, guest)))
         fits = checklist.can_run(vm, machine)
     else:
         found = yield from ask(place.host, mark)
