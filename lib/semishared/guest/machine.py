@@ -45,7 +45,7 @@ def _xml(checkpoint: str, domain: str) -> str:
 
 
 HEADER = struct.Struct("=16s2I68x")
-"""Of libvirt's checkpoints (src/qemu/qemu_saveimage.h): magic, version, bytes of the domain's XML that follow."""
+"""Of libvirt's checkpoints (src/qemu/qemu_saveimage.h): magic, version, bytes of the XML that follows."""
 MOST_XML = 16 * MiB
 
 
