@@ -85,7 +85,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "images": {"paths": ["tests/images"], "minutes": 20},
     "operate": {"paths": ["tests/operate"], "minutes": 40},
     "upgrade": {
-        "paths": [f"tests/upgrade/test_{name}.py" for name in ("dir", "configuration", "killed")],
+        "paths": [f"tests/upgrade/test_{name}.py" for name in ("dir", "configuration", "killed", "downgrade")],
         "minutes": 45,
     },
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 45, "full": True},

@@ -1,85 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of docs/ and the README: links lead somewhere, pages are short, numbers are those of the tables."""
+"""What pages name is there: tests by file and function; of ids of errors and states of failure each one."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-import words
+from semishared import errors
+from semishared.opennebula.states import LcmState, name_of
 
 pytestmark = pytest.mark.reads_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
-LONGEST = 200
-TERMS = 40
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+PAGES = sorted((ROOT / "docs").glob("*/*.md"))
+FAILED = (ROOT / "docs/how-to/failed-vms.md").read_text()
 
 
-def anchors(page: Path) -> set[str]:
-    """Return what links may name on a page: its headings, as GitHub makes anchors of them, and its ids."""
-    text = words.FENCED.sub("", page.read_text())
-    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", head).lower() for head in heads]
-    return {re.sub(r"[^\w\- ]", "", head).replace(" ", "-") for head in plain} | set(
-        re.findall(r'<a id="([^"]+)">', text)
-    )
+@cache
+def text(file: str) -> str:
+    return (ROOT / file).read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files_and_headings_that_there_are(page: Path) -> None:
-    text = re.sub(r"`[^`\n]*`", "", words.FENCED.sub("", page.read_text()))
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"[a-z]+:", target):
-            continue
-        name, _, anchor = target.partition("#")
-        path = (page.parent / name).resolve() if name else page
-        assert path.exists(), target
-        assert not anchor or anchor in anchors(path), target
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_tests_that_a_page_names_are_there(page: Path) -> None:
+    for file, name in NAMED.findall(page.read_text()):
+        assert re.search(rf"^def {name}\(", text(file), re.MULTILINE), (file, name)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_page_is_long_but_references(page: Path) -> None:
-    if page.parent.name != "reference":
-        assert len(page.read_text().splitlines()) <= LONGEST, "split it by what its reader wants to do"
+def test_each_id_of_an_error_has_one_way_out_of_a_failure() -> None:
+    said = re.findall(r"SS\d{3}", FAILED.partition("## By id")[2])
+    known = {
+        kind.id
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.SemisharedError)
+    }
+    assert sorted(said) == sorted(known)
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs/README.md").read_text()
-    for page in (ROOT / "docs").rglob("*.md"):
-        name = str(page.relative_to(ROOT / "docs"))
-        assert name == "README.md" or f"({name})" in index, name
-
-
-def test_glossary_is_short_and_in_order() -> None:
-    page = (ROOT / "docs/reference/glossary.md").read_text()
-    terms = re.findall(r"^\| ([^|]+) \| [^|]+\. \|$", page, re.MULTILINE)
-    assert len(terms) == page.count("\n| ") - 1, "each is one sentence"
-    assert terms == sorted(terms, key=str.lower) and len(terms) <= TERMS
-
-
-def test_numbers_of_the_readme_are_those_of_the_bench_and_of_the_faults() -> None:
-    readme = (ROOT / "README.md").read_text()
-    bench = (ROOT / "docs/reference/benchmarks.md").read_text()
-    faults = (ROOT / "docs/reference/faults.md").read_text()
-
-    def measured(row: str) -> str:
-        found = re.search(rf"^\| {re.escape(row)} \| ([0-9.]+) ", bench, re.MULTILINE)
-        assert found, f"no row: {row}"
-        return found[1]
-
-    zero = measured("read from the store by a further clone, 1 GiB image")
-    large, small = (measured(f"further clone of a {size} image") for size in ("1 GiB", "16 MiB"))
-    assert f"**{zero} bytes**" in readme and f"after {large} s for 1 GiB, {small} s for 16 MiB" in readme
-    assert (
-        f"**{measured('read from the store by these 8, by the image' + chr(39) + 's size')} times**" in readme
-    )
-    kinds = re.findall(r"^## ([0-9]+)\. ", faults, re.MULTILINE)
-    assert f"**{len(kinds)} kinds**" in readme
+def test_each_state_of_failure_has_its_row() -> None:
+    rows = [line for line in FAILED.splitlines() if line.startswith("| ")]
+    for state in LcmState.FAILURES:
+        name = name_of(state, LcmState)
+        assert sum(name in line.split("|")[1].replace(",", " ").split() for line in rows) == 1, name
