@@ -53,7 +53,7 @@ def goes_on(old: Old) -> None:
     vm = old.vms["run"]
     guest = old.check("run")
     for disk in old.kept("run"):
-        assert oned.disk_snapshot_create(vm, disk.id, "older") == 1
+        assert oned.disk_snapshot_create(vm, disk.id, "older") > 0
         guest.write(disk.target, "three", 4096, KIB)
         oned.disk_snapshot_delete(vm, disk.id, 0)
     oned.vm_migrate(vm, "h2", SYSTEM, how="live")
