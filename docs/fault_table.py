@@ -88,6 +88,8 @@ TITLES = {
     72: "What a front-end has kept of an earlier stay of a VM is not used",
     73: "A host that is arranged as EL is serves VMs, or says what it lacks",
     74: "A migration that has failed leaves nothing behind",
+    75: "What machines move is seen while they move it",
+    76: "Bars and tables fit the terminal",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

@@ -28,6 +28,7 @@ from ..opennebula.xml import Datastore, Host, Object
 from ..tools.this_machine import is_here
 from ..units import amount
 from ..wire.session import Session
+from . import terminal
 
 Row = dict[str, Any]
 
@@ -341,7 +342,10 @@ def agreed(arguments: argparse.Namespace, what: Sequence[str]) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-WIDTH = 30
+WIDTH, NARROW = 30, 10
+"""Columns of a bar, and those below which none is drawn."""
+BESIDE = 26
+"""Columns for what stands behind a bar."""
 REDRAW_S = 0.2
 
 
@@ -393,10 +397,20 @@ class Lines(View):
 
 
 class Bars(View):
-    """A line per host, drawn again in place; notes go above."""
+    """A line per host, drawn again in place; notes go above.
 
-    def __init__(self, out: IO[str], now: Callable[[], float] = time.monotonic) -> None:
+    Of more hosts than the terminal has lines those are drawn that are at work, the others are counted.
+    """
+
+    def __init__(
+        self,
+        out: IO[str],
+        now: Callable[[], float] = time.monotonic,
+        size: Callable[[IO[str]], tuple[int, int]] = terminal.size,
+    ) -> None:
+        """`size`: columns and lines of the terminal behind `out`."""
         super().__init__(out, now)
+        self._size = size
         self._hosts: dict[str, Row] = {}
         self._drawn = 0
         self._last = float("-inf")
@@ -416,11 +430,14 @@ class Bars(View):
 
     def _draw(self, note: str) -> None:
         self._last = self._now()
-        lines = [*([note] if note else []), *map(bar, self._hosts.values())]
-        up = f"\x1b[{self._drawn}A" if self._drawn else ""
-        self._out.write(up + "".join(f"\x1b[2K{shown(line, self._out)}\n" for line in lines))
+        columns, high = self._size(self._out)
+        drawn = bars(list(self._hosts.values()), columns - 1, high - 1)
+        # What is drawn no more, as after the terminal was made smaller, goes too.
+        up = f"\x1b[{self._drawn}A\x1b[J" if self._drawn else ""
+        words = (shown(line, self._out) for line in [*([note] if note else []), *drawn])
+        self._out.write(up + "".join(f"\x1b[2K{line}\n" for line in words))
         self._out.flush()
-        self._drawn = len(self._hosts)
+        self._drawn = len(drawn)
 
     def close(self) -> None:
         with self._lock:
@@ -430,11 +447,32 @@ class Bars(View):
         show()
 
 
-def bar(event: Row) -> str:
-    """Return a host's line."""
+def bars(events: list[Row], columns: int, most: int) -> list[str]:
+    """Return the lines of hosts: at most `most`, each of at most `columns` characters."""
+    drawn, counted = events, ""
+    if most < 1:
+        return []
+    if len(events) > most:
+        working = [event for event in events if not event.get("done")]
+        drawn = (working + [event for event in events if event.get("done")])[: most - 1]
+        left = [event for event in events if not any(event is one for one in drawn)]
+        done = sum(bool(event.get("done")) for event in left)
+        counted = f"and {len(left)} more: {done} done"
+    longest = max((len(str(event["host"])) for event in drawn), default=0)
+    width = min(WIDTH, columns - BESIDE - 4 - min(longest, max(NARROW, columns // 3)))
+    name = min(longest, columns - BESIDE - (width + 4 if width >= NARROW else 2))
+    lines = [
+        terminal.cut(bar(event, max(name, min(longest, terminal.LEAST)), width), columns) for event in drawn
+    ]
+    return [*lines, *([terminal.cut(counted, columns)] if counted else [])]
+
+
+def bar(event: Row, name: int = 20, width: int = WIDTH) -> str:
+    """Return a host's line, its name in `name` columns; no bar, if it would have less than NARROW columns."""
     have, of = event.get("have"), event.get("of")
     share = have / of if isinstance(have, int) and isinstance(of, int) and of else 0.0
-    filled = int(share * WIDTH)
+    filled = int(share * width)
     source = f" from {event['source']}" if event.get("source") else ""
     text = "has it" if event.get("done") else f"{100 * share:3.0f} %{source}"
-    return f"{str(event['host'])[:20]:20} [{'#' * filled}{'.' * (WIDTH - filled)}] {text}"
+    drawn = f" [{'#' * filled}{'.' * (width - filled)}] " if width >= NARROW else "  "
+    return f"{terminal.cut(str(event['host']), name):{name}}{drawn}{text}"
