@@ -19,6 +19,7 @@ from figures import Figure, rounds_within
 from inotify import Watch
 from meter import Meter
 
+from lab import moved
 from lab.cloud import DATASTORES, RECORDS, STORE, SYSTEM, Cloud
 from semishared.config import Config
 from semishared.plan.image import placement
@@ -148,7 +149,7 @@ class Rig:
     def store_read(self) -> int:
         """Return the bytes that the last clone says it read from the store."""
         last = [call for call in self.cloud.oned.calls if call.action == "clone" and call.kind == "tm"][-1]
-        return sum(int(size) for size in re.findall(r"store_read ([0-9]+)", last.stderr))
+        return moved.total(last.stderr, "store_read")
 
 
 def _witness(rig: Rig, image: int, samples: Samples) -> None:

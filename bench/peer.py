@@ -28,7 +28,7 @@ from figures import Figure, rounds_within
 from meter import cpu_of
 from throttle import Device, MiB, Throttle, sectors_read
 
-from lab import Node
+from lab import Node, moved
 from lab.cloud import DATASTORES, RECORDS, STORE, SYSTEM, Cloud
 from lab.hosts import REMOTES
 
@@ -157,7 +157,7 @@ class Rig:
     def from_store(self, calls: int) -> int:
         """Return how many bytes clones since then say that they have read from the store."""
         said = [call.stderr for call in self.cloud.oned.calls[calls:] if call.action == "clone"]
-        return sum(int(size) for text in said for size in re.findall(r"store_read (\d+)", text))
+        return sum(moved.total(text, "store_read") for text in said)
 
     def by_tcp(self, host: Node) -> float:
         """Copy the base by one plain stream."""

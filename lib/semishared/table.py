@@ -119,6 +119,7 @@ STEPS = {
     "ListBases": "base.room:list_bases",
     "ListDevices": "pool.labels:describe",
     "ListHeld": "disk.device_move:list_held",
+    "ListJobs": "host.jobs:listed",
     "ListKeys": "share.keys:listed",
     "ListPool": ".names",
     "ListRoots": "front.stores:roots",

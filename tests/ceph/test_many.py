@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from lab import Node
+from lab import Node, moved
 from lab.ceph import Cluster
 from lab.cloud import RBD_STORE, SYSTEM, Cloud
 from lab.guest import content, serial_xml
@@ -81,11 +80,7 @@ def test_delete_begins_while_thirty_clones_wait_for_one_base(cloud: Cloud, ceph:
             ceph.node.limit(None)
         for clone in waiting:
             clone.result(300)
-    read = sum(
-        int(size)
-        for call in begun(cloud, since, "clone")
-        for size in re.findall(r"store_read (\d+)", call.stderr)
-    )
+    read = sum(moved.total(call.stderr, "store_read") for call in begun(cloud, since, "clone"))
     assert MIB << 20 <= read < 1.1 * (MIB << 20)
     for vm, place in places.items():
         assert host.path(f"{place.partition(':')[2]}/disk.0").exists()

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Dict, List, Tuple
 
+from lab import moved
 from lab.cloud import DATASTORES, STORE, SYSTEM, Cloud
 from lab.guest import content
 from lab.oned import ActionFailed
@@ -91,7 +92,7 @@ def full_copy(cloud: Cloud, source: str) -> float:
 
 def copied(stderr: List[str]) -> int:
     """Return the bytes that our own copies read from the store, as the drivers reported them."""
-    return sum(int(size) for text in stderr for size in re.findall(r"store_read ([0-9]+)", text))
+    return sum(moved.total(text, "store_read") for text in stderr)
 
 
 def guest_io(cloud: Cloud, row: Row) -> Tuple[int, int]:

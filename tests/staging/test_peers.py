@@ -13,6 +13,7 @@ from typing import Dict
 
 import pytest
 
+from lab import moved as of_actions
 from lab.cloud import DATASTORES, STORE, SYSTEM
 from lab.oned.drivers import ActionFailed
 from staging.world import MiB, Staging, flip
@@ -23,8 +24,7 @@ def moved(staging: Staging, calls: int) -> Dict[str, Dict[str, int]]:
     found: Dict[str, Dict[str, int]] = {}
     for call in staging.cloud.oned.calls[calls:]:
         if call.action == "clone":
-            for host, text in re.findall(r"bytes on (\w+): ([^\n]*)", call.stderr):
-                found[host] = {name: int(size) for name, size in re.findall(r"(\w+) (\d+)", text)}
+            found.update(of_actions.by_host(call.stderr))
     return found
 
 
@@ -88,7 +88,9 @@ def test_host_to_which_a_vm_moves_takes_the_base_from_its_peer(staging: Staging)
     calls = len(oned.calls)
     oned.vm_migrate(vm, "h3")
     told = "".join(call.stderr for call in oned.calls[calls:] if call.action == "mv")
-    assert re.search(r"bytes on h3: .*received \d{8}", told) and "store_read" not in told
+    seen = of_actions.by_host(told)["h3"]
+    assert seen["received"] >= 10 * MiB and "store_read" not in seen
+    assert re.search(r"INFO: mv: h3: .*received from h1 in \d+\.\d s \(", told)
     right(staging, "h3", vm, image)
     assert staging.has("h3", image) and staging.leftovers() == []
     # Whoever has it is known now.
@@ -120,7 +122,7 @@ def test_many_cold_hosts_at_once_are_one_chain(staging: Staging) -> None:
         places = [(f"storm-{number}", image, staging.names[number % 4]) for number in range(8)]
         vms = list(pool.map(lambda place: staging.deploy(*place), places))
     clones = [call.stderr for call in staging.cloud.oned.calls[calls:] if call.action == "clone"]
-    read = sum(int(size) for text in clones for size in re.findall(r"store_read (\d+)", text))
+    read = sum(of_actions.total(text, "store_read") for text in clones)
     assert read == 40 * MiB, "once"
     for (_, _, host), vm in zip(places, vms):
         right(staging, host, vm, image)

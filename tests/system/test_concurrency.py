@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Iterable
 
 import pytest
 
+from lab import moved
 from lab.cloud import DATASTORES, STORE, Cloud
 from lab.guest import content, serial_xml
 
@@ -72,11 +73,11 @@ def test_many_vms_at_once_are_right_and_leave_nothing(
     clones = [call for call in cloud.oned.calls[calls:] if call.action == "clone"]
     assert len(clones) == count
     for call in clones:
-        if re.search("store_read|received|reused", call.stderr):
+        if moved.by_host(call.stderr):
             staged[(call.argv[1].split(":")[0], call.argv[0].split("/")[-1])] += 1
     names = [cloud.source(image).split("/")[-1] for image in images]
     assert staged == {(host.name, name): 1 for host in cloud.lab.hosts for name in names}
-    read = sum(int(size) for call in clones for size in re.findall(r"store_read (\d+)", call.stderr))
+    read = sum(moved.total(call.stderr, "store_read") for call in clones)
     allocated = sum(cloud.lab.fe.path(cloud.source(image)).stat().st_blocks * 512 for image in images)
     figure(
         f"{count} VMs: bytes read from the store by their images' allocated bytes", round(read / allocated, 2)

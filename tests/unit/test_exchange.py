@@ -38,6 +38,7 @@ class Machine:
             -1,
             False,
         )
+        self.came, self.seconds = dict[str, int](), 2.0
         self.heard: List[List[str]] = []
         self.closed: Optional[bool] = None
         Machine.opened.append(self)

@@ -229,7 +229,7 @@ class Upgrade:
         assert len(before) >= 1 + len([format for place, format in old.mixed() if place == "overlay"])
         attach_and_detach(old, ("overlay", "store-clone"))
         assert "clone" in {call.action for call in old.cloud.oned.calls[calls:]}
-        assert "store_read" not in said(old, calls, "clone")
+        assert "read from the store" not in said(old, calls, "clone")
         assert old.bases(host) == before
         done = old.cloud.lab.fe.run([COMMAND, "base", "verify"], check=False, timeout=300)
         assert done.returncode == 0, done

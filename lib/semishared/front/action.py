@@ -111,11 +111,12 @@ class Action:
         """Return a context that yields the answerer of a machine that lacks a base, or room, for `steps`."""
         return answering(root_of(steps), machine, self.config, self.report.warn)
 
-    def tell(self, machine: str, moved: dict[str, int]) -> None:
-        """Log the bytes that were moved."""
-        if moved:
-            amounts = ", ".join(f"{name} {size}" for name, size in sorted(moved.items()))
-            self.report.info(f"bytes on {machine}: {amounts}")
+    def tell(self, session: Session) -> None:
+        """Log the bytes that were moved in a conversation."""
+        if session.moved:
+            from . import moved
+
+            self.report.info(moved.line(session.host, session.moved, session.came, session.seconds))
 
 
 class Sessions:
@@ -145,7 +146,7 @@ class Sessions:
             for text in session.warnings:
                 self.action.report.warn(text)
             if error is None:
-                self.action.tell(session.host, session.moved)
+                self.action.tell(session)
         for file in self._kept:
             file.close()
 

@@ -42,11 +42,57 @@ from .work import Work
 
 if TYPE_CHECKING:
     from ..model.disk.acquired import Given
+    from ..tools.jobs import Note
 
 loaded(STEPS["CreateOverlay"])
 """Loaded while the front-end still asks oned: most plans need these modules."""
 ALIVE_S = 5
+TICK_S = 1
+"""Seconds between two looks at how far a step is."""
+NOTED_S = 2
+"""Seconds after which a step is noted for `semishared jobs`, if it moves bytes."""
 DYING_S = 5
+
+
+class Noting:
+    """The step under way, noted while it moves bytes (tools/jobs.py): short actions load nothing for that."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps: list[s.Step] = []
+        self._action = ""
+        self._step: s.Step | None = None
+        self._since = 0.0
+        self._note: Note | None = None
+        self._noted: s.Step | None = None
+        """The step of which the note is."""
+
+    def plan(self, action: str, steps: list[s.Step]) -> None:
+        self._action, self._steps = action, steps
+
+    def begin(self, step: s.Step | None) -> None:
+        """Say which step is under way; None: none is, and nothing stays noted."""
+        progress.expect()
+        with self._lock:
+            self._step, self._since = step, time.monotonic()
+            if step is None and self._note:
+                self._note.end()
+                self._note = None
+
+    def look(self) -> None:
+        """Note how far the step is, if it takes long."""
+        with self._lock:
+            step, since_s = self._step, time.monotonic() - self._since
+            if self._note and step is not self._noted:
+                self._note.end()
+                self._note = None
+            if step is None or since_s < NOTED_S:
+                return
+            if self._note is None:
+                from . import jobs
+
+                self._note, self._noted = jobs.begun(self._action, step, self._steps, since_s), step
+            self._note.look()
 
 
 class Host:
@@ -57,6 +103,7 @@ class Host:
         self._writer = Writer(stdout)
         self._inbox: queue.Queue[Message] = queue.Queue(maxsize=16)
         self._busy = False
+        self._noting = Noting()
         self._known: dict[str, epochs.Noted] = {}
         """Counters of this machine when the session's plans arrived: they are one action."""
 
@@ -99,16 +146,23 @@ class Host:
         if isinstance(limit_s, (int, float)) and limit_s > 0:
             progress.limit_s = limit_s
         job_lock.action = str(plan.get("action", "")) if isinstance(plan, dict) else ""
+        progress.asked_by = str(plan.get("by", "")) if isinstance(plan, dict) else ""
         answers = isinstance(plan, dict) and plan.get("answers") is True
         work = Work(planned, self._writer, self._inbox.get, self._heard, answers)
         locks.say = work.warn
         progress.moved.clear()
+        progress.came.clear()
         results = []
-        for step in steps:
-            progress.touch()
-            guard.guard(step, work.warn, seq)
-            results.append(to_data(carry_out(step, work)))
-        return {"results": results, "moved": dict(progress.moved)}
+        self._noting.plan(job_lock.action, steps)
+        try:
+            for step in steps:
+                progress.touch()
+                guard.guard(step, work.warn, seq)
+                self._noting.begin(step)
+                results.append(to_data(carry_out(step, work)))
+        finally:
+            self._noting.begin(None)
+        return {"results": results, "moved": dict(progress.moved), "came": dict(progress.came)}
 
     def _heard(self) -> Message:
         try:
@@ -145,9 +199,17 @@ class Host:
         os.killpg(0, signal.SIGKILL)
 
     def _breathe(self) -> None:
+        ticks = 0
         while True:
-            time.sleep(ALIVE_S)
+            time.sleep(TICK_S)
             if not self._busy:
+                continue
+            try:
+                self._noting.look()
+            except (OSError, ValueError, ImportError, AttributeError):
+                pass  # as while the package is replaced: the work goes on unseen
+            ticks += 1
+            if ticks * TICK_S % ALIVE_S:
                 continue
             idle_s = progress.of_plan_s()
             if idle_s > progress.limit_s and idle_s > progress.patience_s():

@@ -67,7 +67,7 @@ def heard(machine: str, steps: Sequence[type[Step]], message: dict[str, Any]) ->
     event = message.get("event")
     if event == "done":
         message["results"] = checked(machine, steps, message.get("results"))
-        said: Shape = {"moved?": {"*": "count"}}
+        said: Shape = {"moved?": {"*": "count"}, "came?": {"*": "count"}}
     elif isinstance(event, str) and event in OF_STEPS:
         said = next((shape(step) for step in steps if step.__name__ == OF_STEPS[event]), "never")
     elif isinstance(event, str) and event in EVENTS:

@@ -279,7 +279,7 @@ STEPS: dict[str, Any] = {
 def _named(name: str) -> Any:
     if name not in STEPS:
         # What no transfer action plans is not loaded by any.
-        from . import leftover_steps
+        from . import job_steps, leftover_steps
         from .base import steps as base_steps
         from .device import steps as device_steps
         from .disk import commit_steps, network_disk
@@ -290,7 +290,7 @@ def _named(name: str) -> Any:
         _NESTED.update(
             network=network_disk.NetworkDisk, parts=base_steps.Part, tree=share.Tree, share=share.Share
         )
-        others = (base_steps, image_steps, commit_steps, device_steps, share_steps, leftover_steps)
+        others = (base_steps, image_steps, commit_steps, device_steps, share_steps, leftover_steps, job_steps)
         for module in others:
             STEPS.update(
                 {key: cls for key, cls in vars(module).items() if getattr(cls, "__base__", None) is Step}

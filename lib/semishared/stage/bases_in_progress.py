@@ -12,7 +12,7 @@ from typing import IO, Any, Callable, Iterable, Sequence
 from ..errors import SemisharedError
 from ..model.base.names import within
 from ..model.base.steps import Fetched, FromSource, Part
-from ..tools import extents
+from ..tools import extents, progress
 from .partial import Partial
 
 
@@ -153,6 +153,10 @@ Tell = Callable[..., None]
 TELL_S = 0.5
 
 
+SAID = {"store": "the store", "stream": "the stream", "here": "bases here", "another session": ""}
+"""Sources that are no hosts, in words."""
+
+
 class Account:
     """What each source delivered; progress goes to the front-end."""
 
@@ -173,6 +177,8 @@ class Account:
         """Add to what `source` delivered; `size` in bytes."""
         entry = self.sources.get(source, FromSource(0, 0))
         self.sources[source] = FromSource(entry.extents + extents, entry.bytes + size)
+        if source not in SAID:
+            progress.came[source] += size
 
     def data(self) -> Fetched:
         """Return the account as the answer to the front-end."""
@@ -180,6 +186,8 @@ class Account:
 
     def tell(self, source: str, *, now: bool = False, **more: object) -> None:
         """Report progress to the front-end, at most once in TELL_S seconds unless `now`."""
+        of = self._target.total * extents.EXTENT
+        progress.reached(self._target.count * extents.EXTENT, of, SAID.get(source, source))
         if now or time.monotonic() - self._told > TELL_S:
             self._told = time.monotonic()
             self._tell(

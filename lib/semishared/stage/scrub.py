@@ -91,7 +91,7 @@ def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[
         return [-1], 0
     bad, read, last = [], 0, time.monotonic()
     left = dict(manifest.extents)
-    size = os.stat(path).st_size
+    size, whole = os.stat(path).st_size, files.allocated(path)
     if size != manifest.size:
         return [-1], 0
     for index, content in from_disk(path, size):
@@ -106,6 +106,7 @@ def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[
             bad.append(index)
         read += len(content or b"")
         progress.touch()
+        progress.reached(read, max(read, whole))
         if time.monotonic() - last > TELL_S:
             last = time.monotonic()
             tell(event="progress", done=len(manifest.extents) - len(left), of=len(manifest.extents))

@@ -257,6 +257,10 @@ def open_direct(path: str, flags: int = os.O_RDONLY) -> int:
         return os.open(path, flags)
 
 
+SOURCES = {"store_read": "the store", "base_read": "the base"}
+"""Counters -> where the bytes of a copy come from."""
+
+
 def copy(source: str, target: str | None, format: str, counted: str, *, direct: bool = False) -> Manifest:
     """Copy `source` to the new sparse file `target` (None: only read) and return the manifest.
 
@@ -269,6 +273,7 @@ def copy(source: str, target: str | None, format: str, counted: str, *, direct: 
         if not direct:
             os.posix_fadvise(source_fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         size = os.fstat(source_fd).st_size
+        progress.expect(min(size, os.fstat(source_fd).st_blocks * 512), SOURCES.get(counted, ""))
         with Copy(target, size) as made:
             for index, content in data(source_fd, size):
                 progress.count(counted, len(content))

@@ -14,6 +14,10 @@ from typing import Callable, Iterator
 
 moved: Counter[str] = Counter()
 """Bytes by kind: `store_read`, `store_written`, `received`, `sent`, `reused` (from other bases)."""
+came: Counter[str] = Counter()
+"""Bytes by where they came from, as far as known: the store, a host."""
+asked_by = ""
+"""Who asked for the work, '' for oned: a user and a verb."""
 last = time.monotonic()
 last_words: list[Callable[[], None]] = []
 """What the host side does if its front-end dies now, such as resuming a suspended guest."""
@@ -37,6 +41,46 @@ def touch() -> None:
 def count(what: str, size: int) -> None:
     moved[what] += size
     touch()
+
+
+INBOUND = ("store_read", "base_read", "received", "reused")
+OUTBOUND = ("store_written", "sent", "moved", "layers_copied")
+"""Kinds of which a step moves each byte once: what it reads and what it writes are the same bytes."""
+
+
+class Goal:
+    """What is to be moved now, and how far it is: what `semishared jobs` shows (tools/jobs.py)."""
+
+    def __init__(self, of: int = 0, source: str = "", target: str = "") -> None:
+        """`of` in bytes, 0 if unknown; `source`, `target`: where from and where to, '' for here."""
+        self.of, self.source, self.target = of, source, target
+        self.reached = 0
+        """Bytes that are there by a report, such as QEMU's of a blockjob."""
+        self._before = dict(moved)
+        self._written: dict[int, int] = {}
+        """Bytes that programs have written since, by process."""
+
+    def done(self) -> int:
+        """Return the bytes moved so far, by whichever counter knows of the most."""
+        for pid in list(programs):
+            self._written[pid] = max(self._written.get(pid, 0), written(pid))
+        counted = [sum(moved[kind] - self._before.get(kind, 0) for kind in kinds) for kinds in KINDS]
+        return max(self.reached, sum(self._written.values()), *counted)
+
+
+KINDS = (INBOUND, OUTBOUND)
+goal = Goal()
+
+
+def expect(of: int = 0, source: str = "", target: str = "") -> None:
+    """Say what is moved from now on; the arguments as of Goal."""
+    global goal
+    goal = Goal(of, source, target)
+
+
+def reached(done: int, of: int, source: str = "") -> None:
+    """Report how far it is, in bytes; a `source` once said stays."""
+    goal.reached, goal.of, goal.source = done, of, source or goal.source
 
 
 @contextmanager
@@ -113,6 +157,15 @@ def counted(pid: int) -> tuple[int, int]:
     except (OSError, ValueError, IndexError):
         pass
     return moved, ticks
+
+
+def written(pid: int) -> int:
+    """Return the bytes that a program has written, 0 if that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith("wchar"))
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _turns(pid: int) -> int:

@@ -29,6 +29,7 @@ from ..errors import (
 )
 from ..model import answers
 from ..model.steps import Step, is_look, to_data
+from ..tools import progress
 from ..tools import run as tools_run
 from ..tools.ending import LOOK_S, ended_within
 from ..tools.run import environment, read_ends
@@ -129,6 +130,11 @@ class Session:
         self.address = address
         """Where ssh reaches the host, '' for by its name."""
         self.moved: dict[str, int] = {}
+        """Bytes by kind (tools/progress.py)."""
+        self.came: dict[str, int] = {}
+        """Bytes by where they came from."""
+        self.seconds = 0.0
+        """Seconds that plans took in which bytes were moved."""
         self.warnings: list[str] = []
         """Lines of the host for the log."""
         self.seq = -1
@@ -180,7 +186,7 @@ class Session:
         self._writer = Writer(there, self._wait_to_write)
         self._reader = Reader(self._process.stdout.fileno(), greets=argv[0] == "ssh")
         self._heard: deque[Message] = deque()
-        self._heard_at = self._listened_at = time.monotonic()
+        self._heard_at = self._listened_at = self._begun_at = time.monotonic()
 
     def __enter__(self) -> Session:
         return self
@@ -255,6 +261,8 @@ class Session:
             "last": last,
             "standstill_s": self._config.hosts_standstill_timeout_s,
         }
+        if progress.asked_by:
+            plan["by"] = progress.asked_by
         if self.given:
             plan["given"] = [
                 [vm, [[disk, one.to_data()] for disk, one in disks.items()]]
@@ -263,7 +271,7 @@ class Session:
         self._hearing = Hearing(self.host, [type(step) for step in steps])
         self.is_busy = True
         # A host without a plan is silent.
-        self._heard_at = time.monotonic()
+        self._heard_at = self._begun_at = time.monotonic()
         self.send(plan=plan)
 
     def send(self, **message: object) -> None:
@@ -391,10 +399,13 @@ class Session:
             if answer and isinstance(message, dict) and message.get("event") == "ask":
                 self.send(answer=answer(message))
             if isinstance(message, dict) and message.get("event") == "done":
-                moved, results = message.get("moved"), message.get("results")
-                if isinstance(moved, dict):
-                    for name, size in moved.items():
-                        self.moved[name] = self.moved.get(name, 0) + size
+                results = message.get("results")
+                for mine, said in ((self.moved, message.get("moved")), (self.came, message.get("came"))):
+                    if isinstance(said, dict):
+                        for name, size in said.items():
+                            mine[name] = mine.get(name, 0) + size
+                if message.get("moved"):
+                    self.seconds += time.monotonic() - self._begun_at
                 return results if isinstance(results, list) else []
 
     def _said(self) -> str:

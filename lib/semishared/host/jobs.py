@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes of what processes of this machine move (tools/jobs.py): what the host side notes, and their list.
+
+A note is written by any process of the drivers' user, so what is read back is checked by its shape. One whose
+process is gone (id and start time) is no job: the listing removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Sequence
+
+from ..model.job_steps import WORK, Job
+from ..model.refs import DiskRef, ImageRef, Step
+from ..model.shapes import Misfit, declared, read
+from ..tools import jobs, owner
+
+KINDS = {
+    "AllocateDisk": "allocate",
+    "BackUp": "backup",
+    "CloneStored": "copy",
+    "CommitDisk": "commit",
+    "CopyAcross": "copy",
+    "CopyFile": "copy",
+    "CopyHeld": "copy",
+    "CopyImage": "copy",
+    "CopyOut": "copy",
+    "CopyStored": "copy",
+    "DetachVm": "detach",
+    "DigestImage": "verify",
+    "FetchBases": "fetch",
+    "FillImage": "copy",
+    "FinishDisk": "commit",
+    "FlattenImage": "flatten",
+    "MendBase": "fetch",
+    "MergeDeltas": "merge",
+    "MergeLayer": "merge",
+    "MoveBase": "move",
+    "MoveLayers": "move",
+    "PullLayer": "merge",
+    "ReadBase": "verify",
+    "ReceiveFile": "receive",
+    "ReceiveImage": "upload",
+    "ReceiveVm": "receive",
+    "RenewVm": "fetch",
+    "ReplaceLostBases": "fetch",
+    "RestoreDisk": "restore",
+    "RestoreImage": "restore",
+    "SaveDisk": "copy",
+    "SendManifest": "send",
+    "SendVm": "send",
+    "ServeBase": "send",
+    "ServeExtents": "send",
+    "StageBase": "fetch",
+    "StageImage": "upload",
+    "StreamBases": "send",
+    "VerifyBase": "verify",
+}
+"""Steps that move much -> the kind of work (model/job_steps.py)."""
+NAME = r"\.?([1-9][0-9]{0,9})\.json"
+MOST = 1000
+"""Most notes that are read."""
+
+
+def begun(action: str, step: Step, plan: Sequence[Step], since_s: float) -> jobs.Note:
+    """Return the note of a step of a plan which has been at work for `since_s` seconds.
+
+    What the step does not name, such as the VM of a base that is fetched, another step of the plan does.
+    """
+    vm = disk = -1
+    image = ""
+    for one in (step, *plan):
+        found = getattr(one, "disk", None)
+        if vm < 0:
+            vm = found.vm if isinstance(found, DiskRef) else _number(getattr(one, "vm", -1))
+            disk = found.disk if isinstance(found, DiskRef) else -1
+        image = image or _image(one)
+    kind = KINDS.get(type(step).__name__, WORK)
+    return jobs.Note(action, kind, vm=vm, disk=disk, image=image, since_s=since_s)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def _image(step: Step) -> str:
+    """Return the image or base that a step is about, '' if it names none."""
+    parts = getattr(step, "parts", ())
+    image = getattr(step, "image", None) or (parts[0].image if parts else None)
+    if isinstance(image, ImageRef):
+        return f"image {image.id}"
+    return str(getattr(step, "name", ""))
+
+
+def listed() -> list[Job]:
+    """Return the notes of processes that run; remove the others."""
+    found = []
+    with jobs.folder() as at:
+        for name in sorted(os.listdir(at))[:MOST] if at >= 0 else ():
+            pid = re.fullmatch(NAME, name)
+            if pid is None:
+                continue
+            job = None if name.startswith(".") else _read(at, name)
+            runs = owner.waiting(int(pid[1]))
+            if job and job.pid == int(pid[1]) and runs == job.started:
+                found.append(job)
+            elif not runs or job:
+                # A note that cannot be read may be of a process that runs: it stays, and is not shown.
+                jobs.forget(at, jobs.name_of(int(pid[1])))
+    return found
+
+
+def _read(at: int, name: str) -> Job | None:
+    """Return a note, None for what no mover of ours has written."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(jobs.path(at, name), flags)
+        try:
+            text = os.read(fd, jobs.LONGEST + 1)
+        finally:
+            os.close(fd)
+        job: Job = read(json.loads(text), declared(Job, Job.__module__))
+    except (OSError, ValueError, RecursionError, Misfit):
+        return None
+    return job if len(text) <= jobs.LONGEST else None
