@@ -89,7 +89,9 @@ class Watch:
         # A checkout may itself lie in a directory for temporary files.
         in_checkout = name.startswith(f"{CHECKOUT}/")
         if (
-            (name.startswith(self.temporary) and not in_checkout)
+            # An open directory was judged when it was opened.
+            name.startswith("/proc/self/fd/")
+            or (name.startswith(self.temporary) and not in_checkout)
             or any(part in name for part in OWN_FILES)
             or name == "/dev/null"
         ):

@@ -11,7 +11,7 @@ import pytest
 
 from semishared import store, table
 from semishared.errors import FalseAnswer
-from semishared.model import answers, leftover_steps, shapes
+from semishared.model import answers, job_steps, leftover_steps, shapes
 from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
 from semishared.model.device import steps as device_steps
@@ -28,7 +28,15 @@ CASES = sorted((Path(__file__).parent / "plan/cases").rglob("*.json"))
 def vocabulary() -> Dict[str, Any]:
     """Return the steps that cross the wire, by name."""
     found = dict(s.STEPS)
-    for module in (base_steps, device_steps, commit_steps, share_steps, image_steps, leftover_steps):
+    for module in (
+        base_steps,
+        device_steps,
+        commit_steps,
+        share_steps,
+        image_steps,
+        leftover_steps,
+        job_steps,
+    ):
         steps = (cls for cls in vars(module).values() if getattr(cls, "__base__", None) is Step)
         found.update({cls.__name__: cls for cls in steps})
     return found

@@ -9,6 +9,7 @@ import pytest
 
 from semishared.cli import cluster, status
 from semishared.model.base.steps import ReportedDisk, ReportedVm
+from semishared.model.job_steps import Job
 from semishared.opennebula.xml import Vm, parse
 
 
@@ -85,6 +86,27 @@ def test_of_a_disk_on_a_machine_that_is_silent_that_is_said(cloud: Any) -> None:
     (row,) = cloud.rows(vm(3, 3))
     assert status.lives(row) == "unknown: h1 has not answered"
     assert status.lives(cloud.rows(vm(3, 1))[0]) == "being made (PROLOG)"
+
+
+@pytest.mark.fault(75, "what an action moves is seen while it moves it, and not after")
+@pytest.mark.parametrize(
+    ("state", "lcm", "disk", "said"),
+    [
+        (3, 1, 0, "copying, 41 %, 80.0 MiB/s from h2 (PROLOG)"),
+        (3, 1, -1, "copying, 41 %, 80.0 MiB/s from h2 (PROLOG)"),
+        (3, 1, 1, "being made (PROLOG)"),
+        (3, 3, 0, "copying, 41 %, 80.0 MiB/s from h2"),
+    ],
+)
+def test_what_is_moved_of_a_disk_is_said_with_how_far_it_is(
+    cloud: Any, state: int, lcm: int, disk: int, said: str
+) -> None:
+    fetch = Job(7, "1", "clone", "fetch", 5, disk, "", "h2", "", 41 << 20, 100 << 20, 80 << 20, 1, "oned")
+    cloud.jobs = [("h1", fetch), ("h1", fetch._replace(vm=6))]
+    (row,) = cloud.rows(vm(state, lcm))
+    assert row["under_way"] == said
+    if lcm == 1:
+        assert status.lives(row) == said
 
 
 def test_a_disk_that_is_there_is_said_with_what_is_under_way(cloud: Any) -> None:

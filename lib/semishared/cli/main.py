@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from .. import NAME, VERSION
 from ..errors import BadArguments, SemisharedError
 from ..opennebula.report import drop_output, printable
+from ..tools import progress
 from ..wire.session import looking_only
 from .command import Refused, describe, warn
 
@@ -26,6 +27,7 @@ COMMANDS = {
     "failover": "have the VMs of a lost host come up elsewhere",
     "fence": "shut a dead host out of all stores, or let it in again",
     "gc": "remove what killed actions left over",
+    "jobs": "list what machines move now, how far it is, and who asked",
     "plan": "say what an action would do, and do nothing",
     "pool": "list, declare and check the local devices of hosts",
     "publish": "write into OpenNebula, for Sunstone, where disks are",
@@ -96,6 +98,16 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
+def _user() -> str:
+    """Return the name of this process's user, its number if it has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 def _run(argv: list[str]) -> int:
     command = next((word for word in argv if not word.startswith("-")), "")
     arguments, unknown = parser(command).parse_known_args(argv)
@@ -103,6 +115,7 @@ def _run(argv: list[str]) -> int:
         arguments.refuse(f"unrecognized arguments: {printable(' '.join(unknown))}")
     os.umask(0o027)
     allow_open_files()
+    progress.asked_by = f"{os.environ.get('SUDO_USER') or _user()}/{command}"
     module = importlib.import_module(f".{arguments.command}", __package__)
     changes_nothing = getattr(arguments, "dry_run", False) or arguments.command == "plan"
     try:

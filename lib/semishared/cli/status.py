@@ -29,6 +29,7 @@ from ..front import front_ends
 from ..model.base import steps as base_steps
 from ..model.disk import names as disk_names
 from ..model.disk.place import NORMAL, OVERLAY
+from ..model.job_steps import Job, ListJobs
 from ..model.share.steps import ListedShare
 from ..named import NamedTuple, to_data
 from ..opennebula.states import LcmState, name_of
@@ -41,6 +42,7 @@ from ..wire.session import Session
 from . import command as on
 from .command import Row, argument, put, table
 from .gc import shares_listed
+from .jobs import told
 from .share import number_columns, share_state, state_column
 
 ARGUMENTS = (
@@ -75,6 +77,8 @@ class Cloud:
 
     others: Sequence[str] = ()
     """The other front-ends of an HA group, if they were asked."""
+    jobs: Sequence[tuple[str, Job]] = ()
+    """What machines that were asked move now."""
 
     def __init__(self) -> None:
         self.oned = on.administrator()
@@ -97,8 +101,11 @@ class Cloud:
         locations = sorted(set(map(on.location, ours)))
         systems = tuple(sorted(store.id for store in ours if store.is_system))
 
+        moved: list[tuple[str, Job]] = []
+
         def look(session: Session, host: Host) -> list[tuple[base_steps.Reported, base_steps.Listed]]:
             answers = []
+            moved.extend((host.name, job) for job in session.ask(ListJobs()))
             for location in locations:
                 root = disk_names.base_store(location)
                 steps = (base_steps.ReportDisks(location, systems), base_steps.ListBases(root))
@@ -123,6 +130,13 @@ class Cloud:
             # They are on the front-end that led when they came to rest (plan/vm/at_rest.py).
             self.others = front_ends.others(self.oned)
             take(list(map(_named, self.others)))
+        self.jobs = sorted(moved, key=lambda item: (item[0], item[1].since, item[1].pid))
+
+    def job_of(self, vm: int, disk: int) -> str:
+        """Return in words what is done to a disk now, '' if nothing is."""
+        mine = [job for _, job in self.jobs if job.vm == vm and job.disk in (-1, disk)]
+        # A directory on its way is noted at both ends: how much has arrived counts.
+        return told([job for job in mine if job.step != "send"] or mine)
 
     def machine_of(self, vm: Vm) -> str:
         """Return the machine that has a VM; for one at rest that is nowhere, this front-end."""
@@ -163,7 +177,7 @@ class Cloud:
                     "why": self.why(disk, image, record),
                     "base": self.base_of(machine, vm.id, disk.id),
                     "missing": wrong or missing,
-                    "under_way": "" if is_settled else under_way(vm),
+                    "under_way": under_way(vm, is_settled, self.job_of(vm.id, disk.id)),
                 }
             )
         return found
@@ -274,8 +288,16 @@ UNDER_WAY = {
 """What oned has done to the disks of an ACTIVE VM -> LCM states; in all others they stay where they are."""
 
 
-def under_way(vm: Vm) -> str:
-    """Return in words what oned is about to do with a VM's disks, with oned's name of the state."""
+def under_way(vm: Vm, is_settled: bool = False, moved: str = "") -> str:
+    """Return in words what is done with a VM's disks, '' if nothing is.
+
+    That is what machines move (`moved`), else what oned is about to do. With either goes oned's name of the
+    state, unless the VM `is_settled`: it stays where it is.
+    """
+    if is_settled:
+        return moved
+    if moved:
+        return f"{moved} ({name_of(vm.lcm_state, LcmState) if vm.is_active else name_of(vm.state)})"
     if not vm.is_active:
         return f"not on a host yet ({name_of(vm.state)})"
     state = name_of(vm.lcm_state, LcmState)

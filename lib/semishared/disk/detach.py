@@ -240,6 +240,8 @@ def _named(source: Element) -> str:
 def _copied(vm_dir: str, switches: Sequence[Switch], pace: Pace) -> dict[str, str]:
     """Stage a copy of each layer to replace, over the lease instead of the image; return copies by layer."""
     copies: dict[str, str] = {}
+    layers = [path for before, _, _ in switches for path in _to_copy(before)]
+    progress.expect(sum(map(files.allocated, layers)))
     for before, after, _ in switches:
         outermost = dict(go_over_files.outermost(before))
         files.remove_staged(disk_names.layers(disk_names.plain(before.path)))

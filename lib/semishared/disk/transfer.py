@@ -121,6 +121,7 @@ def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] =
         *on_devices.members(directory),
     ]
     digest = hashlib.sha256()
+    progress.expect(vm_dir_inventory.allocated(directory))
     with standing_back(), piped(argv, feed=False) as stream:
         for chunk in iter(lambda: stream.read(CHUNK), b""):
             digest.update(chunk)
@@ -173,6 +174,7 @@ def receive(
         }
         sizes = {int(disk): size for disk, size in step.sizes.items()}
         made = on_devices.prepare(staging, step.vm, sorted(set(step.disks) - set(step.foreign)), wants, sizes)
+        progress.expect(sum(sizes.values()))
         received = _unpack(staging, chunks)
         on_devices.arrived(staging, made)
         point("incoming unpacked")

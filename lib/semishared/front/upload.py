@@ -19,15 +19,17 @@ from ..model.store.datastore_steps import ReceiveImage
 from ..opennebula.states import DatastoreType, ImageType
 from ..plan.image import images
 from ..store.dir import upload
-from ..tools import extents, files, inspection
+from ..tools import extents, files, inspection, progress
 from ..tools.effects import point
-from ..units import human
+from ..units import MiB, human
 
 if TYPE_CHECKING:
     from ..model.store.datastore_steps import StoreUpload
     from ..plan.store.datastore import Asked
     from .action import Action
 
+NOTED = 64 * MiB
+"""Bytes from which an upload is noted for `semishared jobs`: a smaller one is short."""
 ALWAYS_RESTRICTED = ("/var/lib/one", "/etc", "/root", "/proc", "/sys", "/dev", "/run")
 
 
@@ -38,7 +40,12 @@ def measure(asked: Asked, action: Action) -> int:
 
 def publish(step: StoreUpload, asked: Asked, action: Action) -> str:
     """Publish the image of an action; return its format."""
-    return Upload(asked, action).carry_out(step)
+    if asked.image.size < NOTED and "://" not in asked.image.path:
+        return Upload(asked, action).carry_out(step)
+    from ..tools import jobs
+
+    with jobs.noted(action.name, "upload", image=f"image {asked.image.id}"):
+        return Upload(asked, action).carry_out(step)
 
 
 class Upload:
@@ -204,6 +211,7 @@ class Upload:
         sent = 0
         with open(path, "rb") as file, self._action.session(machine, bulk=True) as session:
             made = extents.Copy(None, step.size)
+            progress.expect(files.allocated(path), target=machine)
             session.begin([step])
             for index, content in extents.data(file.fileno(), step.size):
                 if extents.is_zero(content):
@@ -212,6 +220,7 @@ class Upload:
                 session.send(extent=index)
                 session.send_data(content)
                 sent += len(content)
+                progress.reached(sent, progress.goal.of)
             session.send(end=True, sha256=made.manifest(step.image.format).generation)
             session.finish()
         return sent

@@ -100,6 +100,8 @@ class BlockJob:
             except ToolTimeout:
                 pass  # libvirtd is busy
             patience.see(job)
+            if job:
+                progress.reached(max(job["cur"], 0), job["end"])
             yield status, job
             within_s = LOOK_S if status in (None, self._ready) else SOON_S
 

@@ -34,7 +34,7 @@ from semishared.model.device.classes import MEMORY
 from semishared.model.device.steps import HeldItem, ListHeld, MoveLayers
 from semishared.model.disk import names as disk_names
 from semishared.model.steps import DiskRef
-from semishared.tools import locks, progress, run
+from semishared.tools import jobs, locks, progress, run
 from semishared.tools.ending import ended, ended_within
 from semishared.units import human
 
@@ -84,7 +84,8 @@ class Round:
             if domain.state(_name(disk.vm)) not in ("running", "paused"):
                 continue
             step = MoveLayers(disk, _name(disk.vm), move.item.name, move.target, self._rate)
-            answer = device_move.spill(step, lambda **_: None)
+            with jobs.noted("watch", "move", vm=disk.vm, disk=disk.disk, asked_by="the watcher of memory"):
+                answer = device_move.spill(step, lambda **_: None)
             said = f"failed: {answer.error}" if answer.error else f"moved in {answer.seconds} s"
             where = devices.mount(self._root, move.target)
             print(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generator, Iterable, Iterator
 
 from ..errors import SourceTooSlow, ToolFailed, UploadTooLarge
 from ..named import NamedTuple
-from ..tools import extents
+from ..tools import extents, files, progress
 from ..units import MiB, human
 
 if TYPE_CHECKING:
@@ -255,9 +255,11 @@ def copy(source: str, target: str, bound: Bound, name: str) -> Kept:
         size = os.fstat(fd).st_size
         if size > bound.file:
             raise UploadTooLarge(f"{name} has {human(size)}, and a disk of {human(bound.disk)} was approved")
+        progress.expect(files.allocated(source))
         with extents.Copy(target, size) as made:
             for index, content in extents.data(fd, size):
                 made.add(index, content)
+                progress.reached(made.written, progress.goal.of)
     finally:
         os.close(fd)
     return Kept(target, made.manifest("raw"), made.written)
@@ -265,7 +267,8 @@ def copy(source: str, target: str, bound: Bound, name: str) -> Kept:
 
 def paced(chunks: Iterator[bytes], least: float, window_s: float, name: str) -> Iterator[bytes]:
     """Yield `chunks`; raise SourceTooSlow below `least` bytes per second in a window of waiting."""
-    waited, came = 0.0, 0
+    waited, came, all_came = 0.0, 0, 0
+    progress.expect()
     while True:
         began = time.monotonic()
         chunk = next(chunks, None)
@@ -273,6 +276,8 @@ def paced(chunks: Iterator[bytes], least: float, window_s: float, name: str) -> 
         waited += time.monotonic() - began
         if chunk is None:
             return
+        all_came += len(chunk)
+        progress.reached(all_came, 0)
         came += len(chunk)
         if waited >= window_s:
             if came < least * waited:

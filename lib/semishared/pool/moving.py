@@ -95,6 +95,7 @@ class Copying:
     def __init__(self, size: int, rate: int, tell: Tell) -> None:
         self._of, self._pace, self._tell = size, Pace(rate), tell
         self._done, self._last = 0, time.monotonic()
+        progress.expect(size)
 
     def copy(self, source: str, target: str) -> extents.Manifest:
         """Copy a file without writers, with its holes, mode and times; verify it; return its manifest."""
@@ -129,6 +130,7 @@ class Copying:
 
     def _told(self, size: int) -> None:
         self._done += size
+        progress.reached(min(self._done, self._of), self._of)
         if time.monotonic() - self._last > TELL_S:
             self._last = time.monotonic()
             self._tell(event="progress", done=min(self._done, self._of), of=self._of)

@@ -39,6 +39,7 @@ from ..model.vm.live_steps import (
 )
 from ..opennebula.report import Progress
 from ..plan.vm.live_migration import arriving
+from ..tools import jobs, progress
 from ..tools.run import run
 
 COUNTED_S = 1.0
@@ -139,6 +140,8 @@ class _Job:
         """Report progress and make the changes due; each look retries them, as libvirtd may be busy."""
         with suppress(SemisharedError):  # libvirtd is busy, or the guest has just left
             self._stats = domain.job(self._name) or self._stats
+        processed, left = (int(self._stats.get(f"data_{name}", 0)) for name in ("processed", "remaining"))
+        progress.reached(processed, processed + left)
         self._progress.tell(self.how_far())
         if self._memory_mib_s and self._stats.get("memory_processed"):
             speed = self._memory_mib_s
@@ -251,7 +254,15 @@ def migrate_domain(step: MigrateDomain, say: Callable[[str], None]) -> str:
     if step.chains:
         xml = arriving(domain.migratable(step.domain), step.chains)
         options = options._replace(values={**options.values, "DEST_XML": xml.decode()})
-    return migrate(step.domain, site().uri_of(step.host), options, say)
+    with jobs.noted("migrate", "migrate", vm=_id(step.domain)):
+        progress.expect(target=step.host)
+        return migrate(step.domain, site().uri_of(step.host), options, say)
+
+
+def _id(name: str) -> int:
+    """Return the id of a VM by its domain's name, -1 for a name that is not OpenNebula's."""
+    number = name.rpartition("-")[2]
+    return int(number) if disk_names.is_number(number) else -1
 
 
 def copy_deltas(step: CopyDeltas) -> None:
@@ -259,7 +270,8 @@ def copy_deltas(step: CopyDeltas) -> None:
     from ..guest import go_over, job_lock
 
     job_lock.take(step.vm, step.vm_dir)
-    go_over.mirror_into_copy(step.vm_dir, step.origin, step.domain)
+    with jobs.noted("migrate", "copy", vm=step.vm):
+        go_over.mirror_into_copy(step.vm_dir, step.origin, step.domain)
 
 
 def wait(seconds: int) -> None:

@@ -213,6 +213,7 @@ class Change:
                     return index, None, done
                 return index, part.digest if part.is_all_of(content) else digest_of(content), done
 
+        progress.expect(sum(found.length for found in self.writes if found.file != HOLE), target="the store")
         for index, digest, done in in_order(carry, tasks(), AT_ONCE):
             if digest is not None:
                 self._note(index, digest)

@@ -129,6 +129,7 @@ class RbdContent:
             extents.Copy(target, seen.size) as made,
             closing(stream(image, seen.size)) as found,
         ):
+            progress.expect(len(allocated(image, seen.size)) * extents.EXTENT, "the store")
             for index, content in found:
                 progress.count("store_read", len(content))
                 made.add(index, content)
