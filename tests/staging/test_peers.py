@@ -90,7 +90,7 @@ def test_host_to_which_a_vm_moves_takes_the_base_from_its_peer(staging: Staging)
     told = "".join(call.stderr for call in oned.calls[calls:] if call.action == "mv")
     seen = of_actions.by_host(told)["h3"]
     assert seen["received"] >= 10 * MiB and "store_read" not in seen
-    assert re.search(r"INFO: mv: h3: .*received from h1 in \d+\.\d s \(", told)
+    assert re.search(r"INFO: mv: VM \d+: h3: [\d.]+ MiB received from h1 in \d+\.\d s \(", told)
     right(staging, "h3", vm, image)
     assert staging.has("h3", image) and staging.leftovers() == []
     # Whoever has it is known now.

@@ -95,7 +95,7 @@ def limit(arguments: argparse.Namespace) -> int:
 def committing(vm: Vm) -> Action:
     """Return the action that commits disks of a VM."""
     action = Action("commit", [], Report("commit"))
-    action.seq, action.bulk = vm.seq, True
+    action.vm, action.seq, action.bulk = vm.id, vm.seq, True
     return action
 
 

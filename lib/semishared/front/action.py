@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..opennebula.oned import Oned
     from ..opennebula.xml import Datastore, Vm
     from ..wire.session import Session
+    from .now import Now
     from .streams import Answer
 
 CHUNK = 1 << 20
@@ -68,6 +69,7 @@ class Action:
         self.rate = 0
         """Bytes per second at most from machine to machine, 0 for no limit."""
         self._bulk_addresses: Dict[str, str] = {}
+        self._now: Now | None = None
         self.bulk = False
         """Whether it carries bulk data, which must not hold up other actions on a shared ssh connection."""
 
@@ -79,7 +81,22 @@ class Action:
         address = self.bulk_address(machine) if is_bulk and self.reaches_bulk else ""
         session = Session(machine, self.name, self.config, bulk=is_bulk, address=address)
         session.seq, session.given = self.seq, self.given
+        session.on_job = self._moves
         return session
+
+    def _moves(self, job: object) -> None:
+        """Have oned told what a machine moves for the VM, if the action is on one."""
+        if self.vm >= 0:
+            from .now import Now
+
+            self._now = self._now or Now(self.vm)
+            self._now.heard(job)
+
+    def nothing_moves(self) -> None:
+        """Have oned told that nothing is moved any more."""
+        if self._now:
+            self._now.end()
+            self._now = None
 
     def bulk_address(self, machine: str) -> str:
         """Return where a machine takes bulk data, '' for by its name."""
@@ -141,6 +158,7 @@ class Sessions:
         self._unused = self._open[machine, False] = self.action.session(machine)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
+        self.action.nothing_moves()
         for session in self._open.values():
             session.close(is_over=error is None and session is not self._unused)
             for text in session.warnings:

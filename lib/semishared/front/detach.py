@@ -29,6 +29,7 @@ from ..plan.disk import detach as plan
 from ..plan.disk.detach import Found, Row, Staged, Wanted
 from ..wire.session import Session
 from .action import answering
+from .now import telling
 from .staging import Staging
 from .staging_round import Outcome, Wish
 from .staging_round import Wanted as Base
@@ -162,7 +163,9 @@ class _Led:
                     else of_bases(question)
                 )
 
-            return self._session(wanted.machine).run([step], answer=answer)
+            session = self._session(wanted.machine)
+            with telling(step.vm, session):
+                return session.run([step], answer=answer)
 
     # -- bases ----------------------------------------------------------------------------------------
 

@@ -94,6 +94,11 @@ class Noting:
                 self._note, self._noted = jobs.begun(self._action, step, self._steps, since_s), step
             self._note.look()
 
+    def said(self) -> dict[str, object]:
+        """Return what goes with a sign of life: the step, if it is noted."""
+        note = self._note
+        return {"job": note.data} if note and note.data else {}
+
 
 class Host:
     """One front-end action's session on this host."""
@@ -219,7 +224,7 @@ class Host:
                 self._writer.send(event="error", id=error.id, detail=error.detail)
                 os.killpg(0, signal.SIGKILL)
             try:
-                self._writer.send(event="alive")
+                self._writer.send(event="alive", **self._noting.said())
             except OSError:
                 os.killpg(0, signal.SIGKILL)
 

@@ -113,6 +113,8 @@ class Note:
         self._goal = progress.goal
         self._seen: Deque[Tuple[float, int]] = deque()
         self._is_noted = False
+        self.data: dict[str, object] = {}
+        """What was seen last, {} of work that moves nothing."""
 
     def look(self) -> None:
         """Measure the work, and note it if it moves bytes."""
@@ -126,18 +128,17 @@ class Note:
         self._seen.append((now, done))
         while now - self._seen[0][0] > WINDOW_S and len(self._seen) > 2:
             self._seen.popleft()
-        if not self._is_noted and not goal.of and done < LEAST:
+        if not self.data and not goal.of and done < LEAST:
             return
-        self._write(
-            {
-                **self._fixed,
-                "source": goal.source[:TEXT],
-                "target": goal.target[:TEXT],
-                "done": min(done, goal.of) if goal.of else done,
-                "of": goal.of,
-                "rate": self._rate(),
-            }
-        )
+        self.data = {
+            **self._fixed,
+            "source": goal.source[:TEXT],
+            "target": goal.target[:TEXT],
+            "done": min(done, goal.of) if goal.of else done,
+            "of": goal.of,
+            "rate": self._rate(),
+        }
+        self._write(self.data)
 
     def _rate(self) -> int:
         """Return the bytes per second of the last seconds."""

@@ -135,6 +135,8 @@ class Session:
         """Bytes by where they came from."""
         self.seconds = 0.0
         """Seconds that plans took in which bytes were moved."""
+        self.on_job: Callable[[object], None] | None = None
+        """Called with what the machine moves, as it says itself, with its signs of life."""
         self.warnings: list[str] = []
         """Lines of the host for the log."""
         self.seq = -1
@@ -334,6 +336,8 @@ class Session:
         if self._unread >= 0:
             self._keep_no_more()
         self._hearing.check(message, len(self._heard))
+        if self.on_job and isinstance(message, dict) and "job" in message:
+            self.on_job(message["job"])
         if isinstance(message, dict) and message.get("event") in ("done", "error"):
             self.is_busy = False
         if isinstance(message, dict) and message.get("event") == "error":
