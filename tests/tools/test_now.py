@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator
 
 import pytest
 
@@ -34,7 +34,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite
 
 
 def vector(site: ActionSite, vm: int) -> dict[str, str]:
-    found: dict[str, str] = site.oned.vm(vm).user_template.get("SEMISHARED", {})
+    found: Any = site.oned.vm(vm).user_template.get("SEMISHARED", {})
+    assert isinstance(found, dict)
     return found
 
 
@@ -81,7 +82,8 @@ def test_what_a_killed_action_has_left_goes_with_the_next_publish(site: ActionSi
 def test_what_no_machine_of_ours_says_is_not_written(site: ActionSite) -> None:
     vm = site.vm(site.image())
     now = Now(vm)
-    for said in (None, [], {}, "x", {**to_data(ONE), "done": -1}):
+    lies: list[Any] = [None, [], {}, "x", {**to_data(ONE), "done": -1}]
+    for said in lies:
         now.heard(said)
     now.end()
     assert vector(site, vm) == {}

@@ -13,6 +13,7 @@ import pytest
 
 from semishared.cli import command, terminal
 from semishared.cli import jobs as of_cli
+from semishared.errors import FalseAnswer
 from semishared.host import jobs as of_host
 from semishared.host.service import Noting
 from semishared.model import answers
@@ -197,8 +198,9 @@ def test_a_host_side_notes_the_step_that_is_under_way(run_one: Path, monkeypatch
 def test_a_lying_answer_is_no_list_of_jobs() -> None:
     good = answers.one("h1", ListJobs, [to_data(ONE)])
     assert good == [ONE]
-    for bad in ([{}], {}, [{**to_data(ONE), "done": -1}], [None]):
-        with pytest.raises(answers.FalseAnswer):
+    lies: list[Any] = [[{}], {}, [{**to_data(ONE), "done": -1}], [None]]
+    for bad in lies:
+        with pytest.raises(FalseAnswer):
             answers.one("h1", ListJobs, bad)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List what machines move now: disks, bases and images, how far each is, and who asked for it.
+"""List what machines move now: disks, bases and images, how far each is, and for which verb.
 
   jobs            of all hosts and front-ends
   jobs --watch    again every 2 seconds, until Ctrl-C
@@ -57,7 +57,7 @@ class Machines:
             session.close(is_over=False)
 
     def jobs(self) -> Found:
-        """Return what all of them move, by machine; note in `errors` who could not be asked."""
+        """Return what all of them move, by machine; note in `errors` those that could not be asked."""
         survey = on.Survey()
         hosts = self._oned.hosts()
         here = on.front_end_of(hosts)

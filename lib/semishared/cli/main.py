@@ -27,7 +27,7 @@ COMMANDS = {
     "failover": "have the VMs of a lost host come up elsewhere",
     "fence": "shut a dead host out of all stores, or let it in again",
     "gc": "remove what killed actions left over",
-    "jobs": "list what machines move now, how far it is, and who asked",
+    "jobs": "list what machines move now, how far it is, and for which verb",
     "plan": "say what an action would do, and do nothing",
     "pool": "list, declare and check the local devices of hosts",
     "publish": "write into OpenNebula, for Sunstone, where disks are",

@@ -17,7 +17,7 @@ moved: Counter[str] = Counter()
 came: Counter[str] = Counter()
 """Bytes by where they came from, as far as known: the store, a host."""
 asked_by = ""
-"""Who asked for the work, '' for oned: a user and a verb."""
+"""The user and the verb that the work is for, '' for oned."""
 last = time.monotonic()
 last_words: list[Callable[[], None]] = []
 """What the host side does if its front-end dies now, such as resuming a suspended guest."""
