@@ -90,6 +90,7 @@ TITLES = {
     74: "A migration that has failed leaves nothing behind",
     75: "What machines move is seen while they move it",
     76: "Bars and tables fit the terminal",
+    80: "An error blames what is wrong, and names what is there",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Union
+from typing import Iterable, Union
 
-from .errors import BadAttribute
+from .errors import BadAttribute, BadSetting
 from .named import NamedTuple
 
 NONE = "none"
@@ -19,7 +19,7 @@ DEFAULT = "DEFAULT"
 
 
 def read(path: str) -> dict[tuple[str, str], str]:
-    """Return the values by (section, key), none if there is no such file; raise BadAttribute.
+    """Return the values by (section, key), none if there is no such file; raise BadSetting.
 
     It reads sections and `key = value` as configparser does, which with its regular expressions costs every
     action 4 ms.
@@ -28,12 +28,12 @@ def read(path: str) -> dict[tuple[str, str], str]:
         with open(path, encoding="utf-8") as file:
             lines = file.read().split("\n")
     except UnicodeDecodeError as e:
-        raise BadAttribute(f"semishared.conf: {e}") from None
+        raise BadSetting(f"semishared.conf: {e}") from None
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as e:
         # The defaults would not be what the administrator has written there.
-        raise BadAttribute(f"semishared.conf cannot be read: {e.strerror}: {path}") from None
+        raise BadSetting(f"semishared.conf cannot be read: {e.strerror}: {path}") from None
     found: dict[tuple[str, str], list[str]] = {}
     sections: set[str] = set()
     section, value, depth = "", None, 0
@@ -51,18 +51,18 @@ def read(path: str) -> dict[tuple[str, str], str]:
         if text.startswith("[") and "]" in text[2:]:
             section, value = text[1 : text.rindex("]")], None
             if section in sections and section != DEFAULT:
-                raise BadAttribute(f"semishared.conf: line {number}: [{section}] is there twice")
+                raise BadSetting(f"semishared.conf: line {number}: [{section}] is there twice")
             sections.add(section)
             continue
         delimiter = min("=:", key=lambda sign: text.find(sign) % (len(text) + 1))
         key, is_one, rest = text.partition(delimiter)
         key = key.strip().lower()
         if not section or not is_one or not key:
-            raise BadAttribute(
+            raise BadSetting(
                 f"semishared.conf: line {number}: {text!r} is neither [section] nor key = value in one"
             )
         if (section, key) in found:
-            raise BadAttribute(f"semishared.conf: line {number}: {key!r} is in [{section}] twice")
+            raise BadSetting(f"semishared.conf: line {number}: {key!r} is in [{section}] twice")
         value = found[section, key] = [rest.strip()]
     values = {name: "\n".join(lines).rstrip() for name, lines in found.items() if name[0] != DEFAULT}
     for (whose, key), lines in found.items():
@@ -165,43 +165,44 @@ class Config(NamedTuple):
 
 
 def load(path: str = PATH) -> Config:
-    """Return the settings of `path`; raise BadPool, or BadAttribute for an unknown key or a wrong value."""
+    """Return the settings of `path`; raise BadPool, or BadSetting for an unknown key or a wrong value."""
     defaults = Config()._asdict()
     values: dict[str, object] = {}
     for (section, key), text in read(path).items():
         name = f"{section}_{key}"
         if name not in defaults:
-            raise BadAttribute(f"semishared.conf: unknown key {key!r} in [{section}]")
+            unknown = f"unknown key {key!r} in [{section}]{_meant(section, key, defaults)}"
+            raise BadSetting(f"semishared.conf: {unknown}")
         values[name] = _value(name, key, text, defaults[name])
     config = Config(**values)  # type: ignore[arg-type]
     if not re.match(OPTIONS, config.overlays_options):
-        raise BadAttribute(
+        raise BadSetting(
             f"semishared.conf: options = {config.overlays_options!r} is neither by-size nor "
             f"key=value,key=value"
         )
     if not re.match(r"/[A-Za-z0-9._/\-]+\Z", config.hosts_scripts_dir):
-        raise BadAttribute(f"semishared.conf: scripts_dir = {config.hosts_scripts_dir!r} is not a plain path")
+        raise BadSetting(f"semishared.conf: scripts_dir = {config.hosts_scripts_dir!r} is not a plain path")
     if config.hosts_silence_timeout_s < LEAST_SILENCE_S:
-        raise BadAttribute(
+        raise BadSetting(
             f"semishared.conf: silence_timeout_s = {config.hosts_silence_timeout_s} is less than "
             f"{LEAST_SILENCE_S}"
         )
     if config.staging_portbase % 2 or not 1024 <= config.staging_portbase <= 65000:
-        raise BadAttribute(
+        raise BadSetting(
             f"semishared.conf: portbase = {config.staging_portbase} is not an even number from 1024 to 65000"
         )
     if 0 < config.migration_rate < LIBVIRTS_UNIT:
-        raise BadAttribute(
+        raise BadSetting(
             "semishared.conf: rate in [migration] is less than 1M: libvirt counts in MiB per second"
         )
     if config.migration_at_timeout != "abort" and not config.migration_timeout_s:
-        raise BadAttribute(
+        raise BadSetting(
             f"semishared.conf: at_timeout = {config.migration_at_timeout} has no timeout_s at "
             f"which it would happen"
         )
     for name, (rate, _) in config.io_limits.items():
         if rate and not LEAST_BYTES <= rate <= MOST_BYTES:
-            raise BadAttribute(f"semishared.conf: {name}_bytes in [io_class] is not from 1M to 900000G")
+            raise BadSetting(f"semishared.conf: {name}_bytes in [io_class] is not from 1M to 900000G")
     if (config.bases_size_limit, config.bases_free_floor) != (
         defaults["bases_size_limit"],
         defaults["bases_free_floor"],
@@ -211,7 +212,7 @@ def load(path: str = PATH) -> Config:
         try:
             eviction.limits(config.bases_size_limit, config.bases_free_floor, 1)
         except BadAttribute as e:
-            raise BadAttribute(f"semishared.conf: {e.detail}") from None
+            raise BadSetting(f"semishared.conf: {e.detail}") from None
     if config.pool_devices != "none":
         from .plan.device import choose
 
@@ -220,12 +221,12 @@ def load(path: str = PATH) -> Config:
         from .model import bulk_network
 
         if not bulk_network.is_network(config.network_bulk):
-            raise BadAttribute(
+            raise BadSetting(
                 f"semishared.conf: bulk = {config.network_bulk!r} is neither a network as 10.20.0.0/16, an "
                 f"address, nor none"
             )
     if config.fence_command != "none" and not _is_program(config):
-        raise BadAttribute(
+        raise BadSetting(
             f"semishared.conf: command = {config.fence_command!r} in [fence] is neither "
             f"/a/program and its words nor none"
         )
@@ -239,31 +240,39 @@ def _is_program(config: Config) -> bool:
         return False
 
 
+def _meant(section: str, key: str, known: Iterable[str]) -> str:
+    """Return which known key a misspelt one may be, '' if none is near."""
+    import difflib
+
+    whole = f"{section}_"
+    of_section = [name[len(whole) :] for name in known if name.startswith(whole)]
+    near = difflib.get_close_matches(key, of_section, 1)
+    return f": {near[0]} is one" if near else ""
+
+
 def _value(name: str, key: str, text: str, default: object) -> object:
-    """Return the value of a key; raise BadAttribute."""
+    """Return the value of a key; raise BadSetting."""
     if name in RATES or (name.startswith(IO_CLASS) and name.endswith("_bytes")):
         return _rate(key, text)
     if isinstance(default, int):
         or_none = not default or name.startswith(IO_CLASS)
         return 0 if or_none and text == "none" else _number(key, text, or_none=or_none)
     if name in CHOICES and text not in CHOICES[name]:
-        raise BadAttribute(f"semishared.conf: {key} = {text!r} is not one of {', '.join(CHOICES[name])}")
+        raise BadSetting(f"semishared.conf: {key} = {text!r} is not one of {', '.join(CHOICES[name])}")
     return text
 
 
 def _number(key: str, text: str, or_none: bool) -> int:
     if not re.match(r"[0-9]{1,9}\Z", text, re.ASCII) or int(text) < 1:
-        raise BadAttribute(
-            f"semishared.conf: {key} = {text!r} is not a positive number{' or none' * or_none}"
-        )
+        raise BadSetting(f"semishared.conf: {key} = {text!r} is not a positive number{' or none' * or_none}")
     return int(text)
 
 
 def _rate(key: str, text: str) -> int:
-    """Return bytes per second, 0 for none; raise BadAttribute."""
+    """Return bytes per second, 0 for none; raise BadSetting."""
     match = re.match(r"([0-9]{1,12}(?:\.[0-9]{1,3}(?=[KMG]))?)([KMG]?)\Z", text.upper(), re.ASCII)
     if text != "none" and not match:
-        raise BadAttribute(f"semishared.conf: {key} = {text!r} is neither bytes per second (32K) nor none")
+        raise BadSetting(f"semishared.conf: {key} = {text!r} is neither bytes per second (32K) nor none")
     return (
         int(float(match.group(1)) * (1 << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)])) if match else 0
     )

@@ -60,6 +60,16 @@ class BadAttribute(SemisharedError):
     remedy = "correct the attribute of the image or of its datastore"
 
 
+class BadSetting(BadAttribute):
+    """A line of semishared.conf that is not understood, or says what cannot be."""
+
+    id = "SS097"
+    remedy = (
+        "correct that line of etc/semishared.conf below remotes/ on the front-end, then run `onehost sync "
+        "--force` as oneadmin"
+    )
+
+
 class NotSupported(SemisharedError):
     """A combination that this version does not do yet."""
 

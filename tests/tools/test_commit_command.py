@@ -52,6 +52,26 @@ def test_what_was_written_is_committed_once(site: ActionSite, capsys: pytest.Cap
     assert capsys.readouterr().out == f"VM {vm} disk 0: nothing new to commit\n"
 
 
+@pytest.mark.fault(80, "a VM or disk that is not there is called so: neither oned nor its session is blamed")
+def test_a_vm_or_disk_that_is_not_there_is_called_so(
+    site: ActionSite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vm, _ = written(site)
+    for words, line in (
+        (["99"], "no VM '99' in OpenNebula"),
+        (["nosuch"], "no VM 'nosuch' in OpenNebula: its id says which"),
+        ([str(vm), "9"], f"no disk 9 of VM {vm} in OpenNebula (its disks: 0), and none was kept"),
+    ):
+        assert main.main(["commit", *words]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err) == ("", f"semishared commit: {line}; --help says what there is\n")
+    for words in (["share", "usage", "99"], ["share", "list", "99"], ["detach", "--host", "nosuch"]):
+        assert main.main(words) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert said.err.startswith(f"semishared {words[0]}: no ") and "in OpenNebula; --help" in said.err
+
+
 def test_a_machine_that_may_have_kept_disks_and_cannot_be_asked_is_said(
     site: ActionSite, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -166,6 +166,18 @@ def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
     assert words in caught.value.detail
 
 
+@pytest.mark.fault(80, "what semishared.conf says wrong has the remedy of that file, not an image's")
+def test_a_mistake_has_the_remedy_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(BadAttribute) as caught:
+        load(written(tmp_path, "[hosts]\nscript_dir = /x\n"))
+    line = caught.value.line()
+    assert line.startswith(
+        "SS097 semishared.conf: unknown key 'script_dir' in [hosts]: scripts_dir is one; correct that line "
+        "of etc/semishared.conf "
+    )
+    assert "image" not in line
+
+
 @given(
     key=st.sampled_from(
         [

@@ -48,6 +48,46 @@ def test_a_name_that_the_locale_has_not_is_printed(monkeypatch: pytest.MonkeyPat
     assert printed.startswith(b"VM ? \xe9\nVM ?  \xe9\n") and printed.endswith(b"?\n")
 
 
+class Terminal(io.StringIO):
+    """A terminal, as far as isatty(3) tells."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+ROWS = [
+    ["0 web", "POWEROFF", "host-17", "0", "debian-12-cloud", "local, overlay, 3 snapshots", "388.0 KiB"],
+    ["1042 db", "ACTIVE", "h1", "11", "os", "local, clone, 1.2 GiB not committed, production", "-"],
+]
+HEAD = "VM|STATE|ON|DISK|IMAGE|LIVES|SIZE|BASE|WHY"
+BASES = [["100-0-103ca959", "not persistent: the default"], ["-", "SEMISHARED_PLACE = local of image 7"]]
+STATUS = [[*row, *base] for row, base in zip(ROWS, BASES)]
+
+
+@pytest.mark.fault(80, "a table fits a terminal: it is wrapped between words, and no name or number is broken")
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_a_table_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    for rows in STATUS, STATUS * 3, [[cell[:12] for cell in row] for row in STATUS]:
+        terminal = Terminal()
+        with monkeypatch.context() as patched:
+            patched.setattr("sys.stdout", terminal)
+            patched.setenv("COLUMNS", str(columns))
+            command.table("A|LIVES|WHY", [[row[0], row[5], f"{row[8]} {row[8]}"] for row in rows])
+            narrow = terminal.getvalue()
+            command.table(HEAD, rows)
+        assert max(map(len, narrow.splitlines())) <= columns
+        words = {word for row in rows for cell in row for word in cell.split()}
+        assert words <= set(terminal.getvalue().split())
+        whole = terminal.getvalue()[len(narrow) :]
+        least = sum(max(map(len, " ".join(column).split())) + 2 for column in zip(HEAD.split("|"), *rows))
+        assert max(map(len, whole.splitlines())) <= max(columns, least)
+
+
+def test_a_row_is_one_line_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    command.table(HEAD, STATUS)
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
 @pytest.mark.fault(45, "names in JSON are escaped")
 def test_json_is_ascii_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
     command.put_json({"name": HOSTILE}, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import IO, Any, Callable, Iterable, Optional, Sequence, TypeVar, Uni
 
 from .. import NAME
 from ..config import Config
-from ..errors import BadArguments, SemisharedError
+from ..errors import BadArguments, GoneFromOned, SemisharedError
 from ..model.disk import names as disk_names
 from ..model.steps import Step
 from ..named import NamedTuple
@@ -165,6 +166,17 @@ def called(pool: Iterable[Named], word: str, kind: str) -> list[Named]:
     return found
 
 
+def known(question: Callable[[int], Answer], number: int, kind: str) -> Answer:
+    """Return oned's answer about an object of that id; raise BadArguments if oned has none.
+
+    The operator has named it: nothing is wrong with oned, nor with the session.
+    """
+    try:
+        return question(number)
+    except GoneFromOned:
+        raise BadArguments(f"no {kind} '{number}' in OpenNebula") from None
+
+
 def shown(text: object, to: Optional[IO[str]] = None) -> str:
     """Return a text as one line that is safe on a terminal.
 
@@ -196,12 +208,50 @@ def warn(line: object) -> None:
     put(line, to=sys.stderr)
 
 
+GAP = 2
+"""Spaces between columns of a table."""
+
+
 def table(head: str, lines: Iterable[Sequence[str]]) -> None:
-    """Print rows as columns below their heads, which `|` separates in `head`."""
+    """Print rows as columns below their heads, which `|` separates in `head`.
+
+    On a terminal the table is as wide as that (or as COLUMNS says): the widest columns are wrapped between
+    words, so that no name or number is broken. A program that reads the output gets a line for each row.
+    """
     rows = [[shown(word) for word in line] for line in (head.split("|"), *lines)]
     widths = [max(map(len, column)) for column in zip(*rows)]
+    if sys.stdout.isatty():
+        widths = fitted(rows, widths, shutil.get_terminal_size().columns)
     for row in rows:
-        put("  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip())
+        cells = [wrapped(word, width) for word, width in zip(row, widths)]
+        for number in range(max(map(len, cells))):
+            words = [(cell[number] if number < len(cell) else "") for cell in cells]
+            put((" " * GAP).join(word.ljust(width) for word, width in zip(words, widths)).rstrip())
+
+
+def fitted(rows: Sequence[Sequence[str]], widths: Sequence[int], most: int) -> list[int]:
+    """Return widths that make `most` columns of a terminal, as far as the longest words allow."""
+    found = list(widths)
+    least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in zip(*rows)]
+    while sum(found) + GAP * (len(found) - 1) > most:
+        widest = max(range(len(found)), key=lambda column: (found[column] > least[column], found[column]))
+        if found[widest] <= least[widest]:
+            break
+        found[widest] -= 1
+    return found
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text, broken between words; one for an empty text."""
+    if len(text) <= width:
+        return [text]
+    lines = [""]
+    for word in text.split(" "):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines
 
 
 QUIET_S = 2

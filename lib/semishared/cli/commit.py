@@ -9,8 +9,8 @@ Only what was written since the last commit goes. An image that is not what the 
 left alone, and so is the disk. --as-new-image NAME does not touch the image: it says, or prepares, how the
 disk becomes another one.
 
-exit codes: 0 committed, or there was nothing to commit; 1 a disk was refused, with its line; 2 a machine or
-oned could not be asked
+exit codes: 0 committed, or there was nothing to commit; 1 a disk was refused, with its line; 2 there is no
+such VM or disk, or a machine or oned could not be asked
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     silent: list[str] = []
     work = [(f"VM {vm.id} disk {disk}", part) for disk, part in here]
     work += _kept(oned, vm, arguments, action, silent)
+    if not work and not silent and arguments.disk is not None:
+        _refuse_unknown(vm, arguments.disk)
     if not work:
         which = f"disk {arguments.disk} of " if arguments.disk is not None else ""
         put(f"{which}VM {vm.id}: nothing is local and of a persistent image, and nothing was kept")
@@ -82,6 +84,14 @@ def run(arguments: argparse.Namespace) -> int:
     if work and not arguments.as_new_image:
         publication.after(oned, action.config, {vm.id: error})
     return failed
+
+
+def _refuse_unknown(vm: Vm, disk: int) -> None:
+    """Raise BadArguments for a number that no disk of the VM has."""
+    numbers = [one.id for one in vm.disks]
+    if disk not in numbers:
+        has = f"its disks: {', '.join(map(str, numbers))}" if numbers else "it has none"
+        raise BadArguments(f"no disk {disk} of VM {vm.id} in OpenNebula ({has}), and none was kept")
 
 
 def limit(arguments: argparse.Namespace) -> int:
@@ -102,7 +112,7 @@ def committing(vm: Vm) -> Action:
 def _vm(oned: Oned, word: str) -> Vm:
     """Return the VM of this id or name, a DONE one by its id; raise BadArguments, OnedUnavailable."""
     if word.isdigit() and word.isascii():
-        return oned.vm(int(word))
+        return on.known(oned.vm, int(word), "VM")
     found = [vm.id for vm in oned.vms() if vm.name == word]
     if len(found) != 1:
         which = "more than one VM" if found else "no VM"

@@ -22,7 +22,7 @@ from typing import Dict, List, Optional, Tuple
 
 from .. import NAME
 from ..config import load
-from ..errors import BadAttribute
+from ..errors import BadArguments, BadAttribute
 from ..front import noted_datastores, publication
 from ..front.detach import detach
 from ..install import timer
@@ -63,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     on.refuse_root()
     limit, oned = on.rate(arguments.rate), on.administrator()
     disks = due(oned) if arguments.due else None
+    if arguments.host is not None and arguments.host not in [host.name for host in oned.hosts()]:
+        raise BadArguments(f"no host {arguments.host!r} in OpenNebula")
     ids = list(disks) if disks is not None else [vm.id for vm in meant(oned.vms(), arguments)]
     with on.view(arguments) as view:
         rows = detach(ids, view.tell, rate=limit, transport=arguments.transport, disks=disks)

@@ -183,7 +183,7 @@ class Place:
     """A datastore of shares, and the machine that makes them; raise BadArguments for another datastore."""
 
     def __init__(self, oned: Oned, word: str) -> None:
-        self.datastore = oned.datastore(number(word, "datastore"))
+        self.datastore = on.known(oned.datastore, number(word, "datastore"), "datastore")
         if not template.is_shares(self.datastore):
             raise BadArguments(
                 f"datastore {self.datastore.id} has no shares: its DISK_TYPE is not FILESYSTEM"
@@ -199,7 +199,7 @@ class Place:
 
 def _of_image(oned: Oned, word: str) -> tuple[Place, int]:
     image = number(word, "image")
-    return Place(oned, str(oned.image(image).store_id)), image
+    return Place(oned, str(on.known(oned.image, image, "image").store_id)), image
 
 
 def init(oned: Oned, word: str) -> Row:
