@@ -86,7 +86,7 @@ demo: provision ## two hosts, four VMs, persistent and non-persistent disks: one
 bench: provision ## measure; JSON in build/bench.json, plots beside it
 	@$(RUN) bench/run.py
 
-docs: ## write the generated pages and pictures of docs
+docs: $(VENV)/ready ## write the generated pages and pictures of docs, manual pages and completion
 	@$(PY) docs/generate.py
 
 lab-up: provision ## a lab of N hosts that stays: make lab-up N=4

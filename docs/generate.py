@@ -4,20 +4,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import sys
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
-from typing import Iterable
+from typing import Callable, Iterable
 
 DOCS = Path(__file__).resolve().parent
 sys.path[0:0] = [str(DOCS.parent / "lib"), str(DOCS)]
 
 import fault_table  # noqa: E402
+import manuals  # noqa: E402
 import pictures  # noqa: E402
 import runs_table  # noqa: E402
 
-from semishared.errors import SemisharedError, catalogue  # noqa: E402
+from semishared.cli.explain import explained  # noqa: E402
+from semishared.errors import catalogue  # noqa: E402
 from semishared.model import stock  # noqa: E402
 from semishared.model.attributes import Attribute, known, of_images  # noqa: E402
 from semishared.model.platforms import PLATFORMS as ALL  # noqa: E402
@@ -40,18 +45,12 @@ Ids are stable.
 """  # noqa: E501
 
 
-def _name(error: type[SemisharedError]) -> str:
-    words = "".join(f" {c.lower()}" if c.isupper() else c for c in error.__name__)
-    return words.strip()
-
-
 def errors() -> str:
     """Return the page of errors."""
-    rows = []
-    for error in catalogue():
-        meaning = " ".join((error.__doc__ or "").split())
-        remedy = f"{error.remedy[:1].upper()}{error.remedy[1:]}."
-        rows.append(f'| <a id="{error.id}"></a>{error.id} {_name(error)} | {meaning} | {remedy} |')
+    rows = [
+        f'| <a id="{row.id}"></a>{row.id} {row.name} | {row.meaning} | {row.remedy} |'
+        for row in map(explained, catalogue())
+    ]
     return ERRORS + "\n".join(rows).replace("SEMISHARED_*", "SEMISHARED_\\*") + "\n"
 
 
@@ -209,6 +208,18 @@ NOTES = """
 """  # noqa: E501
 
 
+def completion() -> dict[str, Callable[[], str]]:
+    """Return what completes the command by its paths; nothing where shtab is not installed (make lint)."""
+    for packages in (DOCS.parent / "build/venv").glob("lib/python3*/site-packages"):
+        sys.path.append(str(packages))
+    if importlib.util.find_spec("shtab") is None:
+        print(
+            "docs: shtab is not installed (make lint does it): completion is left as it is", file=sys.stderr
+        )
+        return {}
+    return {f"../share/{name}": partial(manuals.completion, shell) for shell, name in manuals.SHELLS.items()}
+
+
 PAGES = {
     "reference/errors.md": errors,
     "reference/platforms.md": platforms,
@@ -218,23 +229,24 @@ PAGES = {
     "how-to/configure-oned.md": configure,
     "explanation/disk.svg": pictures.disk,
     "explanation/rooms.svg": pictures.rooms,
+    **{f"../share/man/man1/{name}": partial(manuals.page, verb) for name, verb in manuals.NAMES.items()},
 }
 
 
 def main(argv: list[str]) -> int:
     """Write all pages, or check them."""
     stale = 0
-    for name, page in PAGES.items():
+    for name, page in {**PAGES, **completion()}.items():
         path, text = DOCS / name, page()
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         if "--check" in argv:
-            print(f"docs/{name} is out of date: run `make docs`", file=sys.stderr)
+            print(f"{os.path.normpath(f'docs/{name}')} is out of date: run `make docs`", file=sys.stderr)
             stale = 1
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-            print(f"docs/{name} written")
+            print(f"{os.path.normpath(f'docs/{name}')} written")
     return stale
 
 

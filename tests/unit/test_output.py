@@ -64,7 +64,7 @@ BASES = [["100-0-103ca959", "not persistent: the default"], ["-", "SEMISHARED_PL
 STATUS = [[*row, *base] for row, base in zip(ROWS, BASES)]
 
 
-@pytest.mark.fault(80, "a table fits a terminal: it is wrapped between words, and no name or number is broken")
+@pytest.mark.fault(80, "a table fits a terminal, wrapped between words: no name or number is broken")
 @pytest.mark.parametrize("columns", [80, 120, 200])
 def test_a_table_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     for rows in STATUS, STATUS * 3, [[cell[:12] for cell in row] for row in STATUS]:

@@ -50,7 +50,7 @@ from ..tools.this_machine import are_one, is_here, runs
 from ..units import human
 from ..wire.session import Session
 from . import command as on
-from . import doctor_fix, gc, same_directories
+from . import doctor_fix, explain, gc, same_directories
 from .command import Row, argument, flag, put, put_json
 from .pool import declaration
 from .setup import key_findings
@@ -127,6 +127,8 @@ def show(findings: list[plan.Finding], rows: dict[str, dict[str, str]]) -> None:
         put(f"{plan.WORDS[item.severity]:8}{item.machine}: {item.what}")
         put(f"{'':8}-> {item.mend}")
     broken, warnings = (sum(item.severity == it for item in findings) for it in (plan.BROKEN, plan.WARNING))
+    if explain.place() and any(explain.PAGE.search(item.mend) for item in findings):
+        put(f"pages are in {explain.place()}; `{NAME} explain PAGE` prints one")
     put(f"{len(rows)} machines: {f'{broken} broken, {warnings} warnings' if findings else 'all is well'}")
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "commit": "bring what local disks of persistent images hold to their images",
     "detach": "let running VMs go on without the store that their disks read from",
     "doctor": "look at the whole installation: what is wrong, and what mends it",
+    "explain": "say what an error means, or print a page of the documentation",
     "failover": "have the VMs of a lost host come up elsewhere",
     "fence": "shut a dead host out of all stores, or let it in again",
     "gc": "remove what killed actions left over",
@@ -42,14 +43,14 @@ OPEN_FILES = 1 << 14
 """Enough for 3000 hosts."""
 
 
-def parser(command: str = "") -> argparse.ArgumentParser:
-    """Return the parser; only the module of `command` is imported."""
+def parser(command: str = "", every: bool = False) -> argparse.ArgumentParser:
+    """Return the parser; only the module of `command` is imported, or that of `every` one, for its pages."""
     top = argparse.ArgumentParser(prog=NAME, description="semishared storage drivers for OpenNebula")
     top.add_argument("--version", action="version", version=f"{NAME} {VERSION}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, line in COMMANDS.items():
         sub = commands.add_parser(name, help=line)
-        if name == command:
+        if every or name == command:
             module = importlib.import_module(f".{name}", __package__)
             sub.description = module.__doc__
             # The subcommand itself reports unknown arguments: not with the usage of all subcommands.

@@ -343,7 +343,8 @@ class Sent(NamedTuple):
         """Return it as lines."""
         head = (
             f"The scheduler may send VMs of other drivers' images to our system datastore, where oned does "
-            f"not deploy them. `{NAME} setup --apply --stock-compatible` writes (beside-stock.md):"
+            f"not deploy them. `{NAME} setup --apply --stock-compatible` writes "
+            f"(docs/how-to/beside-stock.md):"
         )
         lines = [*map(_line, self.written), *([head] if self.left else []), *map(_line, self.left)]
         if not is_applied:

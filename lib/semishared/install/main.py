@@ -18,7 +18,7 @@ if __package__ in (None, ""):
 
 from semishared import NAME
 from semishared.errors import CannotInstall, SemisharedError
-from semishared.install import edits, examine, in_use, next_steps, timer
+from semishared.install import edits, examine, in_use, manuals, next_steps, timer
 from semishared.install.front_end import FrontEnd, check_rights, check_version, locate
 from semishared.install.tree import CONF, PARTS, PROBES, STAGE, Tree
 from semishared.opennebula.report import drop_output, printable
@@ -108,6 +108,7 @@ def run(options: argparse.Namespace) -> int:
     warnings = [] if options.uninstall else check_version(place.version())
     files = look(place, checkout, options.uninstall)
     timed = timer.look(place, options.root or "", options.detach_timer, options.uninstall)
+    pages = manuals.look(place, checkout, options.root or "", options.uninstall)
     for item in files:
         warnings += item.changed.warnings
     if options.uninstall:
@@ -128,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
     if not dry and not options.yes and not agreed(place, files, timed, options.uninstall):
         return 1
     with staged(place, checkout, files, dry) as tree:
-        changed = change(tree, files, timed, options, dry)
+        changed = change(tree, files, timed, pages, options, dry)
         kept = tree.is_changed()
     todo = [*next_steps.commands(place, options.uninstall), *timed.commands()]
     told(place, options, todo if changed else [], kept, dry)
@@ -218,7 +219,12 @@ def remote_scripts(files: list[edits.Edited]) -> str:
 
 
 def change(
-    tree: Tree, files: list[edits.Edited], timed: timer.Timer, options: argparse.Namespace, dry: bool
+    tree: Tree,
+    files: list[edits.Edited],
+    timed: timer.Timer,
+    pages: manuals.Manuals,
+    options: argparse.Namespace,
+    dry: bool,
 ) -> bool:
     """Change everything, drivers before the configuration, or in reverse; tell if anything changed."""
     count = 0
@@ -244,6 +250,7 @@ def change(
 
     if options.uninstall:
         timed.carry_out(say, dry)
+        pages.carry_out(say, dry)
         configuration()
         if not dry:
             for item in files:
@@ -254,6 +261,7 @@ def change(
         tree.build()
         tree.install(say, dry)
         configuration()
+        pages.carry_out(say, dry)
         timed.carry_out(say, dry)
     return count > 0
 

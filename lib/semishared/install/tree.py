@@ -76,6 +76,26 @@ class Tree:
         with open(f"{package}/{next_steps.HOOK_FILE}", "w", encoding="utf-8") as file:
             file.write(next_steps.hook(f"{self.place.remotes}/lib/{NAME}/{NAME}"))
 
+        self._stage_pages(package)
+
+    def _stage_pages(self, package: str) -> None:
+        """Have the pages that lines of ours name beside the command, which prints them (`explain`).
+
+        They are not in what BUILD is the hash of: a host with an older page is not outdated. A package of the
+        distribution has them elsewhere, and no docs/ here.
+        """
+        pages = f"{self.checkout}/docs"
+        try:
+            for folder, _, names in os.walk(pages):
+                target = f"{package}/docs{folder[len(pages) :]}"
+                for name in names:
+                    if name.endswith(".md"):
+                        os.makedirs(target, exist_ok=True)
+                        shutil.copyfile(f"{folder}/{name}", f"{target}/{name}")
+                        os.chmod(f"{target}/{name}", 0o644)
+        except OSError as e:
+            raise CannotInstall(f"cannot copy the checkout: {e}") from None
+
     def _stage_conf(self) -> None:
         text = self._shipped()
         if self._scripts_dir:
