@@ -8,7 +8,7 @@ if sys.version_info < (3, 9):  # noqa: UP036 # every program imports this first
 
     go_on()
 
-VERSION = "0.2.0.dev0"
+VERSION = "0.2.0"
 """The version for people. Front-end and hosts must agree on more than that: wire/messages.RELEASE."""
 
 NAME = "semishared"

@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Make this Debian 12 machine able to run the lab: install the packages of packages.txt that are missing (with `full` those of
-# packages-full.txt too) and give QEMU the name OpenNebula's domain XML uses. Safe to repeat; does nothing when all is there.
+# Make this Debian 12 machine able to run the lab: install the packages of packages.txt that are missing (with the
+# words `full` and `packaging` those of packages-full.txt and packages-packaging.txt too) and give QEMU the name OpenNebula's domain XML uses. Safe to repeat; does nothing when all is there.
 set -euo pipefail
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 lists=("$here/packages.txt")
-[ "${1-}" != full ] || lists+=("$here/packages-full.txt")
+for more in "$@"; do lists+=("$here/packages-$more.txt"); done
 policy=/usr/sbin/policy-rc.d
 emulator=/usr/bin/qemu-kvm-one
 

@@ -9,8 +9,9 @@ import os
 import resource
 import sys
 from contextlib import nullcontext
+from typing import Any
 
-from .. import NAME, VERSION
+from .. import NAME
 from ..errors import BadArguments, SemisharedError
 from ..opennebula.report import drop_output, printable
 from ..tools import progress
@@ -43,10 +44,21 @@ OPEN_FILES = 1 << 14
 """Enough for 3000 hosts."""
 
 
+class _Version(argparse.Action):
+    """Prints the version. What knows the commit is loaded, and git asked, for that alone."""
+
+    def __init__(self, option_strings: list[str], dest: str, **how: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **how)
+
+    def __call__(self, top: argparse.ArgumentParser, *_: object) -> None:
+        print(importlib.import_module("..install.commit", __package__).version())
+        top.exit()
+
+
 def parser(command: str = "", every: bool = False) -> argparse.ArgumentParser:
     """Return the parser; only the module of `command` is imported, or that of `every` one, for its pages."""
     top = argparse.ArgumentParser(prog=NAME, description="semishared storage drivers for OpenNebula")
-    top.add_argument("--version", action="version", version=f"{NAME} {VERSION}")
+    top.add_argument("--version", action=_Version, help="print version and commit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, line in COMMANDS.items():
         sub = commands.add_parser(name, help=line)

@@ -20,7 +20,8 @@ from semishared import NAME
 from semishared.errors import CannotInstall, SemisharedError
 from semishared.install import edits, examine, in_use, manuals, next_steps, timer
 from semishared.install.front_end import FrontEnd, check_rights, check_version, locate
-from semishared.install.tree import CONF, PARTS, PROBES, STAGE, Tree
+from semishared.install.shipped import CONF
+from semishared.install.tree import PARTS, PROBES, STAGE, Tree
 from semishared.opennebula.report import drop_output, printable
 from semishared.tools import beneath
 from semishared.tools.effects import point

@@ -23,17 +23,17 @@ from ..tools import beneath
 from ..tools.effects import point
 from ..tools.files import fsync
 from ..wire.messages import BUILD
-from . import next_steps, preflight
+from . import next_steps, preflight, shipped
+from .commit import COMMIT, commit_of
 from .front_end import FrontEnd
+from .shipped import CONF, NOTE, SCRIPTS
 
 STAGE = f".{NAME}-install."
 PARTS = (f"lib/{NAME}", f"tm/{NAME}", f"datastore/{NAME}", f"vmm/{NAME}")
 PROBES = (f"im/kvm-probes.d/host/system/{NAME}", f"im/qemu-probes.d/host/system/{NAME}")
 """Where the monitoring of hosts looks for probes, per hypervisor."""
-CONF = f"etc/{NAME}.conf"
 ACTION = re.compile(r"[A-Za-z0-9._-]+\Z")
 BUILD_DIGITS = 12
-SCRIPTS = re.compile(r"^scripts_dir = .*$", re.MULTILINE)
 Say = Callable[[str], None]
 
 
@@ -67,12 +67,19 @@ class Tree:
             raise CannotInstall(f"cannot copy the checkout: {e}") from None
         self._forward()
         for path in _below(self.stage):
-            is_data = path.endswith(".conf") or path.startswith(f"{self.stage}/lib/") and path != command
+            if path.startswith(f"{self.stage}/etc/"):
+                continue
+            is_data = path.startswith(f"{self.stage}/lib/") and path != command
             os.chmod(path, 0o644 if is_data and not os.path.isdir(path) else 0o755)
         package = f"{self.stage}/lib/{NAME}"
         build = preflight.digest(package)[:BUILD_DIGITS]
         with open(f"{package}/{BUILD}", "w", encoding="ascii") as file:
             file.write(f"{build}\n")
+        commit = commit_of(self.checkout)
+        if commit:
+            # Not in what BUILD is the hash of: commits with the same package understand each other.
+            with open(f"{package}/{COMMIT}", "w", encoding="ascii") as file:
+                file.write(f"{commit}\n")
         with open(f"{package}/{next_steps.HOOK_FILE}", "w", encoding="utf-8") as file:
             file.write(next_steps.hook(f"{self.place.remotes}/lib/{NAME}/{NAME}"))
 
@@ -100,8 +107,15 @@ class Tree:
         text = self._shipped()
         if self._scripts_dir:
             text = SCRIPTS.sub(f"scripts_dir = {self._scripts_dir}", text)
-        with open(f"{self.stage}/{CONF}", "w", encoding="utf-8") as file:
+        with open(f"{self.stage}/{NOTE}", "w", encoding="ascii") as file:
+            file.write(f"{shipped.digest(text)}\n")
+        conf, mode = f"{self.place.remotes}/{CONF}", 0o644
+        installed = shipped.read(conf)
+        if installed:
+            text, mode = shipped.successor(text, installed), os.stat(conf).st_mode & 0o666
+        with open(f"{self.stage}/{CONF}", "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             file.write(text)
+        os.chmod(f"{self.stage}/{CONF}", mode)
 
     def _forward(self) -> None:
         """Make the scripts that hand over to OpenNebula's own ones, for the actions of its version."""
@@ -119,15 +133,38 @@ class Tree:
         remotes = self.place.remotes
         probes = [probe for probe in PROBES if os.path.isdir(os.path.dirname(f"{remotes}/{probe}"))]
         todo = [probe for probe in probes if not _same_file(f"{self.stage}/{probe}", f"{remotes}/{probe}")]
-        for part in (*todo, *(() if os.path.lexists(f"{remotes}/{CONF}") else (CONF,))):
+        for part in todo:
             say(f"make {remotes}/{part}")
             if not dry:
                 self._put(part)
+        self._install_conf(say, dry)
+
+    def _install_conf(self, say: Say, dry: bool) -> None:
+        """Make the configuration, or replace one that is as an earlier version has shipped it.
+
+        After the package: a key that this one is the first to know stops every action of an older one. The
+        note comes last, so that a run after one that was killed still knows what was shipped before.
+        """
+        conf = f"{self.place.remotes}/{CONF}"
+        is_there = os.path.lexists(conf)
+        if not is_there or self._is_outdated(conf):
+            say(f"{'replace' if is_there else 'make'} {conf}")
+            if not dry:
+                self._put(CONF)
+        if not dry and shipped.noted(self.place.remotes) != shipped.read(f"{self.stage}/{NOTE}").strip():
+            self._put(NOTE)
+
+    def _is_outdated(self, conf: str) -> bool:
+        """Tell whether the installed configuration is an earlier one of ours that nothing was changed in."""
+        if self._is_as_shipped(conf):
+            return False
+        return shipped.is_untouched(shipped.read(conf), shipped.noted(self.place.remotes))
 
     def uninstall(self, say: Say, dry: bool) -> None:
         """Remove every part, the package last; a changed configuration stays."""
         conf = f"{self.place.remotes}/{CONF}"
-        parts = [*PROBES, *reversed(PARTS), *([CONF] if self._is_as_shipped(conf) else [])]
+        is_ours = self._is_as_shipped(conf) or self._is_outdated(conf)
+        parts = [*PROBES, *reversed(PARTS), *([CONF] if is_ours else []), NOTE]
         for part in parts:
             path = f"{self.place.remotes}/{part}"
             if not os.path.lexists(path):
@@ -144,9 +181,9 @@ class Tree:
             os.rmdir(library)
 
     def is_changed(self) -> bool:
-        """Tell whether the installed semishared.conf differs from the shipped one."""
+        """Tell whether the installed semishared.conf has an administrator's changes."""
         conf = f"{self.place.remotes}/{CONF}"
-        return os.path.lexists(conf) and not self._is_as_shipped(conf)
+        return os.path.lexists(conf) and not self._is_as_shipped(conf) and not self._is_outdated(conf)
 
     def _is_as_shipped(self, conf: str) -> bool:
         if not os.path.isfile(conf):
