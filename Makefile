@@ -11,7 +11,7 @@ FILES ?= tests/real
 VERSION = $(shell cat '$(SRC)/src/im_mad/remotes/VERSION')
 SHELL := /bin/bash
 
-.PHONY: help quick lint types unit unit-early unit-late provision provision-full platform-root test test-full test-platforms real-oned test-real real-upgrade mutants demo replay bench docs lab-up lab-down clean
+.PHONY: help quick lint types unit unit-early unit-late provision provision-full platform-root test test-full test-platforms real-oned test-real real-upgrade mutants demo replay bench docs dist deb rpm provision-packaging lab-up lab-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -47,13 +47,13 @@ provision: ## install what tests and demo need (Debian 12, root)
 platform-root: provision $(VENV)/ready ## have the programs of Debian RELEASE (11, 13, or test-platforms') for nodes of labs, below build/roots; some minutes, once
 	@$(RUN) -m lab root $(RELEASE) $(if $(filter mixed,$(RELEASE)),11)
 
-test: provision platform-root ## all suites: some 25 minutes on two quiet cores; what they cost is said at the end
+test: provision-packaging platform-root ## all suites: some 25 minutes on two quiet cores; what they cost is said at the end
 	@$(RUN) tests/suites.py
 
 provision-full: ## install what make test-full needs, a Rust toolchain too
 	@tests/lab/provision.sh full
 
-test-full: provision-full platform-root ## all suites with all points and tests, the fuzzers at length
+test-full: provision-full provision-packaging platform-root ## all suites with all points and tests, the fuzzers at length
 	@$(RUN) tests/suites.py --full
 
 test-platforms: platform-root ## SUITES with nodes of RELEASE=11, 13, or mixed: 13 beside this machine's; ceph18: a cluster of 13; noted in docs/runs
@@ -88,6 +88,18 @@ bench: provision ## measure; JSON in build/bench.json, plots beside it
 
 docs: $(VENV)/ready ## write the generated pages and pictures of docs, manual pages and completion
 	@$(PY) docs/generate.py
+
+dist: ## write the source archive of this commit into build/dist, with its checksum; the same bytes everywhere
+	@packaging/dist.sh
+
+provision-packaging: ## install what make deb, make rpm and the suite packages need
+	@tests/lab/provision.sh packaging
+
+deb: provision-packaging ## build Debian's packages of this commit, for front-end and hosts, into build/deb
+	@packaging/deb.sh
+
+rpm: provision-packaging ## build RPM's, into build/rpm
+	@packaging/rpm.sh
 
 lab-up: provision ## a lab of N hosts that stays: make lab-up N=4
 	@$(RUN) -m lab up $(N)

@@ -91,6 +91,7 @@ TITLES = {
     75: "What machines move is seen while they move it",
     76: "Bars and tables fit the terminal",
     80: "An error blames what is wrong, and names what is there",
+    79: "An upgrade changes what is ours and nothing else, and says which commit it is",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

@@ -37,8 +37,10 @@ COMMANDS = {
     "share": "list, resize and look after directories for guests",
     "stage": "put bases of images onto hosts before VMs need them there",
     "status": "say where each disk lives and why, and what it needs",
+    "support-bundle": "collect what a report of a fault needs, without passwords and keys",
 }
-"""Subcommand -> its one line of help. Each is a module here with ARGUMENTS and run(arguments) -> exit code.
+"""Subcommand -> its one line of help. Each is a module here with ARGUMENTS and run(arguments) -> exit code,
+its name with `_` for `-`.
 """
 OPEN_FILES = 1 << 14
 """Enough for 3000 hosts."""
@@ -55,6 +57,10 @@ class _Version(argparse.Action):
         top.exit()
 
 
+def _module(command: str) -> Any:
+    return importlib.import_module(f".{command.replace('-', '_')}", __package__)
+
+
 def parser(command: str = "", every: bool = False) -> argparse.ArgumentParser:
     """Return the parser; only the module of `command` is imported, or that of `every` one, for its pages."""
     top = argparse.ArgumentParser(prog=NAME, description="semishared storage drivers for OpenNebula")
@@ -63,7 +69,7 @@ def parser(command: str = "", every: bool = False) -> argparse.ArgumentParser:
     for name, line in COMMANDS.items():
         sub = commands.add_parser(name, help=line)
         if every or name == command:
-            module = importlib.import_module(f".{name}", __package__)
+            module = _module(name)
             sub.description = module.__doc__
             # The subcommand itself reports unknown arguments: not with the usage of all subcommands.
             sub.set_defaults(refuse=sub.error)
@@ -128,8 +134,14 @@ def _run(argv: list[str]) -> int:
         arguments.refuse(f"unrecognized arguments: {printable(' '.join(unknown))}")
     os.umask(0o027)
     allow_open_files()
+<<<<<<< HEAD
     progress.asked_by = f"{os.environ.get('SUDO_USER') or _user()}/{command}"
     module = importlib.import_module(f".{arguments.command}", __package__)
+||||||| parent of 5b2ee103 (packaging: a source archive, packages for front-end and hosts)
+    module = importlib.import_module(f".{arguments.command}", __package__)
+=======
+    module = _module(arguments.command)
+>>>>>>> 5b2ee103 (packaging: a source archive, packages for front-end and hosts)
     changes_nothing = getattr(arguments, "dry_run", False) or arguments.command == "plan"
     try:
         with looking_only() if changes_nothing else nullcontext():

@@ -10,6 +10,7 @@
 #   semishared-ram start                    make and mount it, unless it is there
 #   semishared-ram stop                     unmount it: what it holds is lost, and the memory is free
 #   semishared-ram disable                  stop, and no more at boot
+#   semishared-ram remove                   the same, but the settings stay: the package for hosts goes
 #
 # The size of the device is the limit: its file system is full (ENOSPC), at which QEMU stops a guest. zram itself has none (mem_limit): where it
 # refuses a page (EIO) of XFS' log, that shuts down, and every disk there is lost. What zram loses between what it has compressed, for
@@ -31,6 +32,8 @@ SETTINGS=/etc/$NAME.conf
 COMMAND=/usr/local/sbin/$NAME
 UNITS=/etc/systemd/system
 UNIT=$UNITS/$NAME.service
+PACKAGED=
+DRIVERS=/var/tmp/one/lib/semishared
 CRON=/etc/cron.d/$NAME
 
 fail() {
@@ -178,13 +181,15 @@ enable() {
     check
     [ -n "$UUID" ] || UUID=$(cat /proc/sys/kernel/random/uuid)
     [ ! -f "$HERE/../host/watch.py" ] || LIB=$(readlink -f "$HERE/..")
+    # A package's command lies beside no drivers.
+    [ "$LIB" ] || [ ! -f "$DRIVERS/host/watch.py" ] || LIB=$DRIVERS
     case $DATASTORES$LIB in *[!A-Za-z0-9._/-]*) fail "'$DATASTORES' is no DATASTORE_LOCATION, or '$LIB' no place of the drivers" ;; esac
     [ "$TIMES" = 1 ] || [ -f "$LIB/host/watch.py" ] || fail "TIMES = $TIMES: watch needs the drivers, and there are none beside $0"
     case $RATE in *[!0-9]*) fail "RATE = $RATE is no number of bytes" ;; esac
     printf '%s\n' "SIZE=$SIZE" "KIND=$KIND" "TIMES=$TIMES" "UUID=$UUID" "LIB=$LIB" "DATASTORES=$DATASTORES" "RATE=$RATE" >"$SETTINGS.new"
     mv "$SETTINGS.new" "$SETTINGS"
     mkdir -p "${COMMAND%/*}"
-    if [ "$(readlink -f "$0")" != "$COMMAND" ]; then
+    if [ -z "$PACKAGED" ] && [ "$(readlink -f "$0")" != "$COMMAND" ]; then
         cp "$0" "$COMMAND.new"
         chmod 755 "$COMMAND.new"
         mv "$COMMAND.new" "$COMMAND"
@@ -192,7 +197,7 @@ enable() {
     mountpoint -q "$MOUNT" && echo "$NAME: $MOUNT stays as it is until it is stopped, or the host is started again"
     if [ -d /run/systemd/system ]; then
         for unit in $NAME $NAME-watch; do
-            [ ! -f "$HERE/$unit.service" ] || cp "$HERE/$unit.service" "$UNITS"
+            [ "$PACKAGED" ] || [ ! -f "$HERE/$unit.service" ] || cp "$HERE/$unit.service" "$UNITS"
         done
         systemctl daemon-reload
         # Stopped by hand it still is what systemd takes for started.
@@ -215,22 +220,28 @@ enable() {
     echo "$NAME: add $MOUNT=ram${MOUNT_WORD:-} to SEMISHARED_POOL of this host in OpenNebula, then: semishared pool add HOST"
 }
 
-disable() {
+remove() {
     stop
-    if [ -f "$UNIT" ]; then
+    if [ -f "$UNIT" ] && { [ -z "$PACKAGED" ] || [ -d /run/systemd/system ]; }; then
         systemctl disable --now $NAME-watch.service || true
         systemctl disable --now $NAME.service || true
-        rm -f "$UNIT" "$UNITS/$NAME-watch.service"
+        [ "$PACKAGED" ] || rm -f "$UNIT" "$UNITS/$NAME-watch.service"
         systemctl daemon-reload || true
     fi
-    rm -f "$CRON" "$SETTINGS" "$COMMAND"
+    [ "$PACKAGED" ] || rm -f "$COMMAND"
+    rm -f "$CRON"
+}
+
+disable() {
+    remove
+    rm -f "$SETTINGS"
 }
 
 case $#:${1:-} in
 2:enable | 3:enable | 4:enable) act=enable ;;
-1:start | 1:stop | 1:disable | 1:watch) act=$1 ;;
+1:start | 1:stop | 1:disable | 1:remove | 1:watch) act=$1 ;;
 *)
-    sed -n 's/^# \{0,1\}//; 3,13p' "$0"
+    sed -n 's/^# \{0,1\}//; 3,14p' "$0"
     exit 1
     ;;
 esac
