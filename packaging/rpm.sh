@@ -11,7 +11,7 @@ work=$PWD/build/rpm/work
 rm -rf build/rpm
 mkdir -p "$work/SOURCES"
 cp "$archive" "$work/SOURCES/"
-tar --extract --file="$archive" --directory="$work" --no-same-owner --strip-components=2 "semishared-$version/packaging/rpm"
+tar --extract --file="$archive" --directory="$work" --no-same-owner --strip-components=3 "semishared-$version/packaging/rpm"
 # The time of the commit, as of all files in the archive.
 SOURCE_DATE_EPOCH=$(stat -c %Y "$work/semishared.spec")
 export SOURCE_DATE_EPOCH

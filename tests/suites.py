@@ -92,6 +92,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 40},
     "leaders": {"paths": ["tests/leaders"], "minutes": 40},
     "docs": {"paths": ["tests/docs"], "minutes": 30},
+    "packages": {"paths": ["tests/packages"], "minutes": 30},
     "python": {"paths": ["tests/unit"], "minutes": 20, "runner": "other python", "full": True},
     "shell": {"paths": ["tests/shell"], "minutes": 30, "runner": "bats"},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 30, "full": True},

@@ -71,7 +71,9 @@ def test_untouched_configuration_is_replaced(site: Site) -> None:
     assert "nothing to do" in site.install(site.newer)
 
 
-@pytest.mark.fault(79, "what an administrator has changed in `semishared.conf` is there after any number of upgrades")
+@pytest.mark.fault(
+    79, "what an administrator has changed in `semishared.conf` is there after any number of upgrades"
+)
 @pytest.mark.parametrize(
     "change",
     [

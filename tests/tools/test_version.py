@@ -28,7 +28,11 @@ def said(command: Path) -> str:
 
 def git(folder: Path, *words: str) -> str:
     """Run git there as a committer who is always the same."""
-    who = {f"GIT_{role}_{what}": "x@example.org" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    who = {
+        f"GIT_{role}_{what}": "x@example.org"
+        for role in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+    }
     env = {"PATH": os.environ["PATH"], "HOME": "/", **who}
     return subprocess.run(
         ["git", "-C", str(folder), *words], env=env, capture_output=True, text=True, check=True

@@ -210,7 +210,9 @@ def hosts() -> list[dict[str, Any]]:
     rows = []
     for host in Oned().hosts():
         ours = {name: text for name, text in host.attributes().items() if NAME.upper() in name.upper()}
-        rows.append({"id": host.id, "name": host.name, "cluster": host.cluster, "vm_mad": host.text("VM_MAD")})
+        rows.append(
+            {"id": host.id, "name": host.name, "cluster": host.cluster, "vm_mad": host.text("VM_MAD")}
+        )
         rows[-1].update(offline=host.is_offline, monitored=host.is_monitored, attributes=ours)
         rows[-1]["told"] = host.fields("TEMPLATE/" + NAME.upper())
     return rows
@@ -219,7 +221,9 @@ def hosts() -> list[dict[str, Any]]:
 def logs_of(directory: str) -> Iterator[tuple[str, int]]:
     """Yield the newest logs of each kind, and how many lines are taken of them."""
     for pattern, last in LOGS:
-        paths = [path for path in glob.glob(f"{glob.escape(directory)}/{pattern}") if not os.path.islink(path)]
+        paths = [
+            path for path in glob.glob(f"{glob.escape(directory)}/{pattern}") if not os.path.islink(path)
+        ]
         paths = sorted(filter(os.path.isfile, paths), key=os.path.getmtime)[-NEWEST:]
         yield from ((path, last) for path in paths)
 

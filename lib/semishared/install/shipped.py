@@ -19,12 +19,25 @@ NOTE = f"etc/.{NAME}.conf.shipped"
 SCRIPTS = re.compile(r"^scripts_dir = .*$", re.MULTILINE)
 """The line that install.sh itself writes, by SCRIPTS_REMOTE_DIR of oned.conf."""
 WITHOUT_NOTE = frozenset(
-    """
-    106cda959ecbf1be 187ef4bcfb4f61ea 3682007065bf22a8 3823225c0ce68542 4ec8f5cfe8fd42e5
-    598774b33ce746de 5a71748ddf6fb762 679c508ef30b0c46 87b2cb020d6a9e3d a4e5720cc02d296b
-    a57fb694c10d736c caf6f9f0a042181f cc640e762e58a4cc de07eb652de3552e dff2cd5323e11a48
-    f2bf1f72f318c898 f89393a672a29ac1
-    """.split()
+    (
+        "106cda959ecbf1be",
+        "187ef4bcfb4f61ea",
+        "3682007065bf22a8",
+        "3823225c0ce68542",
+        "4ec8f5cfe8fd42e5",
+        "598774b33ce746de",
+        "5a71748ddf6fb762",
+        "679c508ef30b0c46",
+        "87b2cb020d6a9e3d",
+        "a4e5720cc02d296b",
+        "a57fb694c10d736c",
+        "caf6f9f0a042181f",
+        "cc640e762e58a4cc",
+        "de07eb652de3552e",
+        "dff2cd5323e11a48",
+        "f2bf1f72f318c898",
+        "f89393a672a29ac1",
+    )
 )
 """The beginning of digest() of every CONF before there were notes."""
 LONGEST = 1 << 20

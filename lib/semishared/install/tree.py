@@ -113,7 +113,9 @@ class Tree:
         installed = shipped.read(conf)
         if installed:
             text, mode = shipped.successor(text, installed), os.stat(conf).st_mode & 0o666
-        with open(f"{self.stage}/{CONF}", "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        with open(
+            f"{self.stage}/{CONF}", "w", encoding="utf-8", errors="surrogateescape", newline=""
+        ) as file:
             file.write(text)
         os.chmod(f"{self.stage}/{CONF}", mode)
 
