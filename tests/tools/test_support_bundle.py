@@ -14,8 +14,10 @@ import pytest
 from configurations import oned_conf, vmm_execrc
 from semishared import VERSION
 from semishared.cli import main, support_bundle
+from semishared.cli.doctor import located
 from semishared.errors import ToolFailed
 from semishared.install.front_end import FrontEnd
+from semishared.tools.redact import Redactor
 from tools.oned_site import ActionSite
 from tools.test_gc_clouds import use
 
@@ -63,7 +65,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FrontEnd:
         "token": PASSWORD,
     }
     monkeypatch.setattr(support_bundle, "own", lambda *words: {**said, "words": list(words)})
-    return support_bundle.located(str(root))
+    return located(str(root))
 
 
 def parts(path: Path) -> Dict[str, str]:
@@ -77,7 +79,7 @@ def parts(path: Path) -> Dict[str, str]:
 
 
 def collected(place: FrontEnd, root: Path, path: Path) -> Dict[str, str]:
-    bundle = support_bundle.Bundle(support_bundle.Redactor(support_bundle.known_secrets()))
+    bundle = support_bundle.Bundle(Redactor(support_bundle.known_secrets()))
     support_bundle.collect(bundle, place, str(root))
     bundle.write(str(path), "semishared-support-x")
     return parts(path)

@@ -70,7 +70,7 @@ SECRETS = ("/etc/ceph/*.keyring",)
 
 
 class Bundle:
-    """The parts of a bundle, each without secrets, and what could not be had."""
+    """The parts of a bundle, each without secrets, and what is missing."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.parts: dict[str, str] = {}
