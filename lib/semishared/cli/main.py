@@ -134,14 +134,8 @@ def _run(argv: list[str]) -> int:
         arguments.refuse(f"unrecognized arguments: {printable(' '.join(unknown))}")
     os.umask(0o027)
     allow_open_files()
-<<<<<<< HEAD
     progress.asked_by = f"{os.environ.get('SUDO_USER') or _user()}/{command}"
-    module = importlib.import_module(f".{arguments.command}", __package__)
-||||||| parent of 5b2ee103 (packaging: a source archive, packages for front-end and hosts)
-    module = importlib.import_module(f".{arguments.command}", __package__)
-=======
     module = _module(arguments.command)
->>>>>>> 5b2ee103 (packaging: a source archive, packages for front-end and hosts)
     changes_nothing = getattr(arguments, "dry_run", False) or arguments.command == "plan"
     try:
         with looking_only() if changes_nothing else nullcontext():
