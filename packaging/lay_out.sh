@@ -25,7 +25,9 @@ front_end() {
     find "$share" -name __pycache__ -prune -exec rm -rf {} +
     # Modes as install.sh gives them: what is started is executable.
     find "$share" -type d -exec chmod 755 {} +
-    find "$share/lib" "$share/etc" "$share/COMMIT" -type f ! -name '*.sh' ! -name as_root.py -exec chmod 644 {} +
+    find "$share/lib" "$share/etc" "$share/COMMIT" -type f -exec chmod 644 {} +
+    # What an administrator may start, or copy for root to start.
+    chmod 755 "$share/lib/semishared/install/semishared-ram.sh" "$share/lib/semishared/share/as_root.py"
     put 755 packaging/semishared usr/bin/semishared
     page packaging/semishared.1 1
     # Errors and remedies name pages as docs/....

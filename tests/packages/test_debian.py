@@ -17,7 +17,7 @@ from semishared import VERSION
 from semishared.install import preflight
 from semishared.model.platforms import DEBIAN_12
 
-RELEASES = [pytest.param(12, id="Debian 12"), pytest.param(13, id="Debian 13", marks=pytest.mark.long)]
+RELEASES = [pytest.param(12, id="Debian 12"), pytest.param(13, id="Debian 13")]
 OLDER = "0.1.9"
 CONF = f"{REMOTES}/etc/semishared.conf"
 ESSENTIAL = {"tar", "util-linux"}

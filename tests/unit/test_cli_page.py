@@ -17,7 +17,7 @@ pytestmark = pytest.mark.reads_checkout
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md").read_text()
 SECTIONS = {text.split("\n", 1)[0]: text for text in re.split(r"(?m)^## ", PAGE)[1:]}
 EVERYWHERE = {"--help", "-h", "--json"}
-UNSAID = {("doctor", "--root")}
+UNSAID = {("doctor", "--root"), ("support-bundle", "--root")}
 """For tests and for an OpenNebula in a directory; --help has them."""
 
 
