@@ -92,6 +92,8 @@ TITLES = {
     76: "Bars and tables fit the terminal",
     80: "An error blames what is wrong, and names what is there",
     79: "An upgrade changes what is ours and nothing else, and says which commit it is",
+    77: "What needs an operator is found by one command, with what to do",
+    78: "What was done is known afterwards, and by whom",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

@@ -342,6 +342,26 @@ def test_timer_is_seen_in_its_files_and_in_what_systemd_says(
     assert not timer.publishes(str(tmp_path))
 
 
+@pytest.mark.fault(78, "the trail's log is rotated by logrotate as the site wants it, until it goes")
+def test_rotation_of_the_trail_is_installed_stays_as_it_is_and_goes(front_end: FrontEnd) -> None:
+    where = front_end.root / "etc/logrotate.d"
+    front_end.run()
+    assert not where.exists(), "there is no logrotate"
+    where.mkdir()
+    assert f"would make {where}/semishared" in front_end.run("--dry-run") and os.listdir(where) == []
+    assert f"make {where}/semishared" in front_end.run()
+    text = (where / "semishared").read_text()
+    assert text.startswith("/var/log/one/semishared.log {") and "su oneadmin oneadmin" in text
+    assert "nothing to do" in front_end.run()
+    (where / "semishared").write_text("# kept for ten years\n")
+    older(front_end)
+    front_end.run()
+    assert (where / "semishared").read_text() == "# kept for ten years\n"
+    (where / "opennebula").write_text("")
+    front_end.run("--uninstall")
+    assert os.listdir(where) == ["opennebula"]
+
+
 def test_timer_that_cannot_be_made_is_refused_before_anything_is_touched(front_end: FrontEnd) -> None:
     before = front_end.tree()
     assert "neither systemd nor" in front_end.run("--detach-timer", code=1)

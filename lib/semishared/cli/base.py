@@ -24,6 +24,7 @@ from typing import Callable, Iterable
 
 from ..config import Config, load
 from ..errors import BadArguments, ImageChanged, SemisharedError
+from ..front import trail
 from ..front.action import answering, datastore
 from ..model.base import steps as base_steps
 from ..model.refs import ImageRef
@@ -157,6 +158,7 @@ def verify(command: Command) -> Result:
                     with answering(root, host.name, command.config) as answer:
                         session.ask(mend, answer)
                     row["mended"] = True
+                    trail.note("mend", f"base {base.name} on {host.name}, leases {' '.join(found.leases)}")
                 except SemisharedError as e:
                     row["why"] = e.line()
                     command.survey.failed(host.name, e)
@@ -198,6 +200,8 @@ def _removed(session: Session, root: str, rows: Iterable[Row], is_dry: bool) -> 
     gone = []
     for row in rows:
         done = not is_dry and session.ask(base_steps.EvictBase(root, row["name"])).evicted
+        if done:
+            trail.note("evict", f"base {row['name']} on {session.host}")
         gone.append({**row, "evicted": done})
     return gone
 

@@ -23,7 +23,7 @@ from typing import Dict, List, Optional, Tuple
 from .. import NAME
 from ..config import load
 from ..errors import BadArguments, BadAttribute
-from ..front import noted_datastores, publication
+from ..front import noted_datastores, publication, trail
 from ..front.detach import detach
 from ..install import timer
 from ..install.front_end import ONEADMIN
@@ -72,6 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
     bad = ("failed", "skipped") if arguments.vms else ("failed",)
     failed = [row for row in rows if row["how"] in bad and not (row["how"] == "skipped" and is_done(row))]
     detached = sum(row["how"] == "detached" for row in rows)
+    for row in rows:
+        if row["how"] in ("detached", "failed"):
+            result = trail.OK if row["how"] == "detached" else row.get("id") or row["how"]
+            trail.note("detach disk", f"VM {row['vm']} disk {row['disk']} on {row['host']}", result)
     outcome = {"detached": detached, "failed": len(failed), "rows": rows}
     view.summary(lambda: show(rows, arguments.vms is None), outcome)
     publication.after(oned, load(), ended(rows))

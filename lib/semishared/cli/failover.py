@@ -24,7 +24,7 @@ from typing import Iterator
 
 from ..config import load
 from ..errors import BadArguments, SemisharedError
-from ..front import fence_facts, vm_notes
+from ..front import fence_facts, trail, vm_notes
 from ..front.fence import Fence
 from ..install import next_steps
 from ..opennebula.oned import Oned
@@ -70,13 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
     if host is None:
         return 0
     if not arguments.dry_run:
-        proof = Fence(oned, config).fence(host.name)
+        with trail.noted("fence", host.name):
+            proof = Fence(oned, config).fence(host.name)
         say(f"{host.name} is shut out of all stores (fence {proof.epoch})")
     waiting = 0
     for vm in those_of(oned, host.id):
         waits = rescheduled(oned, vm, arguments.dry_run)
         waiting += waits
         if not arguments.dry_run:
+            trail.note("reschedule", f"VM {vm.id} of {host.name}", "waits" if waits else trail.OK)
             # `publish --due` says it: the host itself says nothing any more.
             vm_notes.leave(vm.id, f"failover: {host.name} is lost, and the VM waits" if waits else "")
     return int(waiting > 0)

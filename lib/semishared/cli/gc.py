@@ -19,7 +19,7 @@ from typing import Callable, Iterable, Iterator, Optional, Sequence
 
 from ..config import Config, load
 from ..errors import BadArguments, HostUnreachable, OnedUnavailable, SemisharedError, from_id
-from ..front import noted_datastores
+from ..front import noted_datastores, trail
 from ..model import steps as s
 from ..model.attributes import CLOUD, STORE
 from ..model.disk import commit_steps as c
@@ -430,21 +430,22 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
             for number, item in enumerate(findings):
                 if item.machine != machine or item.keep:
                     continue
+                what = f"{item.kind} {item.path} on {machine}"
                 try:
-                    done[number] = result_of(session, item)
+                    done[number] = said = result_of(session, item)
+                    trail.note("gc removal", what, trail.OK if said.startswith(REMOVED) else "stays")
                 except SemisharedError as e:
                     survey.failed(machine, e)
                     done[number] = e.line()
+                    trail.note("gc removal", what, e.id)
                     if isinstance(e, HostUnreachable):
                         break  # the rest was not reached
         return done
 
-    results = ["" if item.keep else "not reached" for item in findings]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for done in pool.map(one, sorted({item.machine for item in findings if not item.keep})):
-            for number, text in done.items():
-                results[number] = text
-    return results
+        found = pool.map(one, sorted({item.machine for item in findings if not item.keep}))
+        done = {number: text for part in found for number, text in part.items()}
+    return [done.get(number, "" if item.keep else "not reached") for number, item in enumerate(findings)]
 
 
 def report(

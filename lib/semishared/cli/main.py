@@ -16,6 +16,7 @@ from ..errors import BadArguments, SemisharedError
 from ..opennebula.report import drop_output, printable
 from ..tools import progress
 from ..wire.session import looking_only
+from . import trailed
 from .command import Refused, describe, warn
 
 COMMANDS = {
@@ -139,7 +140,7 @@ def _run(argv: list[str]) -> int:
     changes_nothing = getattr(arguments, "dry_run", False) or arguments.command == "plan"
     try:
         with looking_only() if changes_nothing else nullcontext():
-            return int(module.run(arguments))
+            return trailed.carried_out(module.run, arguments, argv)
     except Refused as e:
         warn(f"{NAME} {arguments.command}: {e}")
         return 2

@@ -18,6 +18,7 @@ from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tupl
 from .. import NAME
 from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, OnedUnavailable, SemisharedError
+from ..front import trail
 from ..front.staging import Staging
 from ..front.staging_round import Outcome, Wanted, Wish
 from ..model.attributes import STAGE
@@ -184,6 +185,10 @@ def stage(
         warn(f"{NAME} stage: image {', '.join(map(str, images))}: {e.line()}")
         return 2
     outcome = summary(images, session, gone_of(oned, orders), silent or {})
+    moved, good = sum(outcome["bytes"].values()), [it for it, row in outcome["hosts"].items() if row["ok"]]
+    if moved:
+        what = f"image {', '.join(map(str, images))}: {moved} bytes; complete on {', '.join(good) or 'none'}"
+        trail.note("stage bases", what, trail.OK if outcome["complete"] else "in part")
     view.summary(lambda: show(outcome, silent or {}), outcome)
     return 0 if outcome["complete"] else 1
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .streams import Answer
 
 CHUNK = 1 << 20
+NOTED = ("CommitDisk", "FinishDisk", "RenewVm")
+"""Steps whose answers the trail notes: commits, also those that oned asks for."""
 OPTIONS, MAKE, BY_SIZE = "QCOW2_OPTIONS", ("clone", "ln", "mv"), "by-size"
 """What one_tm hands on from /etc/one/tmrc, to actions that make overlays; semishared.conf comes first."""
 
@@ -202,7 +204,13 @@ class Sessions:
                 return streams.download(session, on.steps, source.url, answer)
             if source:
                 return session.run(on.steps, _chunks(source), source.sha256)
-            return session.run(on.steps, answer=answer)
+            answers = session.run(on.steps, answer=answer)
+        for step, said in zip(on.steps, answers):
+            if type(step).__name__ in NOTED:
+                from . import trail
+
+                trail.answered(on.machine, step, said)
+        return answers
 
     @contextmanager
     def unless_it_breaks_off(self, *sessions: Session) -> Iterator[None]:

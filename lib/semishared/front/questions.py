@@ -150,11 +150,8 @@ def answer(root: str, question: dict[str, Any], host: str, config: Config) -> di
     listed, needed = answers.reported(question), eviction.number(question, "needed")
     limit = _limits(listed, host, config)
     if question.get("question") == "room":
-        return {
-            "evict": eviction.room_for_disk(
-                listed, limit.floor, needed, tuple(map(str, _list(question, "last")))
-            )
-        }
+        last = tuple(map(str, _list(question, "last")))
+        return {"evict": _told(host, eviction.room_for_disk(listed, limit.floor, needed, last))}
     must, mends = (question.get(word) is True for word in ("must", "mends"))
     evict = eviction.room(listed, limit, host, needed, name, must=must, mends=mends)
     # No other host can have a content without a known generation.
@@ -167,8 +164,17 @@ def answer(root: str, question: dict[str, Any], host: str, config: Config) -> di
         "from_store": when,
         "codec": config.staging_compress,
         "rate": config.staging_rate,
-        "evict": evict,
+        "evict": _told(host, evict),
     }
+
+
+def _told(host: str, bases: list[str]) -> list[str]:
+    """Return the bases that a host is to remove; the trail has them."""
+    if bases:
+        from . import trail
+
+        trail.evicting(host, bases)
+    return bases
 
 
 def _at(hosts: list[str], config: Config) -> dict[str, str]:

@@ -32,7 +32,7 @@ from ..plan.base import eviction, sharing
 from ..plan.base import sharing as plan
 from ..tools import extents
 from ..wire.session import Session, first_answer
-from . import questions
+from . import questions, trail
 from .staging_round import Hosts, Outcome, Round, Wanted, Wish
 
 AT_ONCE = 8
@@ -237,11 +237,11 @@ class Staging:
 
     def _answer(self, host: str, question: dict[str, object]) -> dict[str, object]:
         """Return the bases to remove; the session decides from which hosts others fetch this base."""
-        return (
-            {"evict": self._room(host, reported(question), eviction.number(question, "needed"), ())}
-            if question.get("question") == "base"
-            else {}
-        )
+        if question.get("question") != "base":
+            return {}
+        evict = self._room(host, reported(question), eviction.number(question, "needed"), ())
+        trail.evicting(host, evict)
+        return {"evict": evict}
 
     def _on_bridge(self, item: Wanted, step: Step) -> None:
         def ask(bridge: str) -> None:
@@ -289,6 +289,7 @@ class Staging:
                         gone += self._room(host, eviction.after(listed, gone, coming), needed, keep)
                         coming += needed
                     evict[host] = tuple(gone)
+                    trail.evicting(host, gone)
                 except NoSpace as e:
                     hosts.outcomes[host].why = e.line()
                     hosts.note(host, e.line())

@@ -18,7 +18,7 @@ if __package__ in (None, ""):
 
 from semishared import NAME
 from semishared.errors import CannotInstall, SemisharedError
-from semishared.install import edits, examine, in_use, manuals, next_steps, timer
+from semishared.install import edits, examine, in_use, manuals, next_steps, rotation, timer
 from semishared.install.front_end import FrontEnd, check_rights, check_version, locate
 from semishared.install.shipped import CONF
 from semishared.install.tree import PARTS, PROBES, STAGE, Tree
@@ -110,6 +110,8 @@ def run(options: argparse.Namespace) -> int:
     files = look(place, checkout, options.uninstall)
     timed = timer.look(place, options.root or "", options.detach_timer, options.uninstall)
     pages = manuals.look(place, checkout, options.root or "", options.uninstall)
+    rotated = rotation.look(place, options.root or "", options.uninstall)
+    timed = timed._replace(texts={**timed.texts, **rotated.texts}, gone=(*timed.gone, *rotated.gone))
     for item in files:
         warnings += item.changed.warnings
     if options.uninstall:
