@@ -101,6 +101,7 @@ STEPS = {
     "FindClone": ".clone_found",
     "FindDirectory": "share.registered:found",
     "FindKept": "disk.retained_diffs:find_kept",
+    "FindPaused": "guest.domain:find_paused",
     "FindSnapshots": ".passing",
     "FinishDisk": "disk.commits:finish",
     "FlattenImage": ".flatten",

@@ -5,6 +5,7 @@ notice nothing, or wait.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 from lab import Node
 from lab.cloud import DATASTORES, Cloud
 from lab.guest import content
-from pool.conftest import DEVICES
+from pool.conftest import COMMAND, DEVICES
 from pool.test_pool import DECLARED, device_of, names, said
 from pool.test_ram import MEMORY, declare, layers, mount, rows
 
@@ -156,6 +157,10 @@ def test_a_guest_waits_while_who_looks_after_memory_is_killed_again_and_again(cl
     with ThreadPoolExecutor(1) as threads:
         writing = threads.submit(cloud.guest(waiting).write, "vdb", f"much{waiting}", *MUCH, 400)
         until(lambda: state(cloud, waiting) == "paused (I/O error)", "guest that waits")
+        said = cloud.lab.fe.run([COMMAND, "attention", "--json"], check=False).stdout
+        stopped = [item["what"] for item in json.loads(said)["items"] if item["kind"] == "guest-paused"]
+        assert len(stopped) == 1 and cloud.oned.vm(waiting).deploy_id in stopped[0], stopped
+        assert "no room" in stopped[0]
         killed = [once(h1, number) for number in POINTS[:5]]
         start_libvirtd_anew(h1)
         assert state(cloud, waiting) == "paused (I/O error)" and state(cloud, paused) == "paused (user)"

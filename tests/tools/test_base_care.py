@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,38 @@ def test_good_base_is_found_good_and_what_was_read_is_what_it_holds(world: World
     assert found["bytes"] == 8 * MiB, "two extents with data"
     with pytest.raises(MissingImage):
         verify(world, f"100-8-{'0' * 32}")
+
+
+@pytest.mark.fault(77, "a base says when all of it was read last, and which disks have read a damaged one")
+def test_reading_and_mending_a_base_are_noted(world: World) -> None:
+    image, before = world.image(), time.time()
+    world.clone(image, world.disk())
+    (base,) = world.bases()
+    (row,) = listed(world)
+    assert not {"verified", "mended", "reread"} & set(row), "nothing was read since it came"
+    assert not verify(world, base.name, only=(0, 1))["damaged"]
+    assert "verified" not in listed(world)[0], "that was a part of it"
+    verify(world, base.name)
+    first = listed(world)[0]["verified"]
+    assert before - 1 <= first <= time.time() and "mended" not in listed(world)[0]
+    flip(base / "image", 1 * MiB)
+    assert verify(world, base.name)["damaged"] and listed(world)[0]["verified"] == first
+    world.clone(image, world.disk(6))
+    generation = base.name.split("-")[2]
+    step = base_steps.MendBase(root(world), image._replace(generation=generation))
+    world.on(step)
+    (row,) = listed(world)
+    assert before - 1 <= row["mended"] <= time.time() and row["reread"] == ["5-1"]
+    world.on(step)
+    assert listed(world)[0]["reread"] == ["5-1"], "nothing was mended the second time"
+    verify(world, base.name)
+    assert listed(world)[0]["verified"] > first
+    # What a killed run, or another version, has left of the note says nothing, and is in no way.
+    for text in ("", "{", '{"at": NaN, "leases": 5}', '{"at": 1e300, "leases": ["../x", 5]}', "[1]"):
+        (base / "mended").write_text(text)
+        assert not {"mended", "reread"} & set(listed(world)[0]), text
+    world.on(s.RemoveDisk(world.disk(), ""), s.RemoveDisk(world.disk(6), ""))
+    assert evict(world, base.name) and world.bases() == []
 
 
 def test_verify_keeps_to_its_rate(world: World) -> None:

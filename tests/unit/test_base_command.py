@@ -11,7 +11,7 @@ import pytest
 from semishared.cli import base, command
 from semishared.errors import BadArguments
 from semishared.model.base.steps import EvictedBase, HeldBase, Listed
-from semishared.opennebula.xml import Image
+from semishared.opennebula.xml import Host, Image
 
 NAMED = ((7, "debian"), (8, "debian"), (9, "7"))
 
@@ -28,7 +28,7 @@ class Command:
         return True
 
     def on_hosts(self, work: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        return work(self, None, "/root", self.listed)
+        return work(self, Host.parse("<HOST><NAME>h1</NAME></HOST>"), "/root", self.listed)
 
     def ask(self, step: object) -> EvictedBase:
         """Answer as the session with the host."""

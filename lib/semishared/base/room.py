@@ -86,6 +86,7 @@ def describe(base: cache.Base) -> HeldBase | None:
             used = os.stat(base.leases).st_mtime
         except FileNotFoundError:
             continue
+        noted = mended(base)
         return HeldBase(
             os.path.basename(base.directory),
             stat.st_blocks * 512,
@@ -95,8 +96,35 @@ def describe(base: cache.Base) -> HeldBase | None:
             stat.st_size,
             damaged,
             folders.at(base.directory).mount(),
+            verified=_verified(base),
+            mended=noted.at,
+            reread=noted.leases,
         )
     return None
+
+
+class Mended(NamedTuple):
+    """When a base was made anew in place of a damaged one, and for which leases; 0 and none: never."""
+
+    at: float
+    leases: tuple[str, ...]
+
+
+def mended(base: cache.Base) -> Mended:
+    """Return the note of a mending (stage/scrub.py); one that cannot be read says nothing."""
+    said = files.hint(base_names.mended(base.directory))
+    at, found = said.get("at"), said.get("leases")
+    names = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    # No number, and none that is no time, goes to the front-end.
+    seconds = float(at) if isinstance(at, (int, float)) and 0 <= at < 1 << 40 else 0.0
+    return Mended(seconds, tuple(name for name in names if base_names.leased_to(name)))
+
+
+def _verified(base: cache.Base) -> float:
+    try:
+        return os.stat(base_names.verified(base.directory)).st_mtime
+    except OSError:
+        return 0.0
 
 
 def evict(root: str, name: str, held: tuple[str, ...] = ()) -> EvictedBase:

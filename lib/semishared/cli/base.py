@@ -195,13 +195,13 @@ def _verified(dry_run: bool, row: Row) -> str:
     return f"DAMAGED ({where}), taken out of use, {mended}{who}"
 
 
-def _removed(session: Session, root: str, rows: Iterable[Row], is_dry: bool) -> list[Row]:
+def _removed(session: Session, host: Host, root: str, rows: Iterable[Row], is_dry: bool) -> list[Row]:
     """Remove the bases of these rows that have no lease; return the rows, which say so."""
     gone = []
     for row in rows:
         done = not is_dry and session.ask(base_steps.EvictBase(root, row["name"])).evicted
         if done:
-            trail.note("evict", f"base {row['name']} on {session.host}")
+            trail.note("evict", f"base {row['name']} on {host.name}")
         gone.append({**row, "evicted": done})
     return gone
 
@@ -215,7 +215,7 @@ def prune(command: Command) -> Result:
         bytes_of = {base.name: base.bytes for base in listed.bases}
         chosen = eviction.choose(listed.bases, limit, listed.free)
         rows = ({"name": name, "bytes": bytes_of[name]} for name in chosen)
-        return _removed(session, root, rows, dry_run)
+        return _removed(session, host, root, rows, dry_run)
 
     def line(row: Row) -> str:
         how = "would be removed" if dry_run else "removed" if row["evicted"] else "leased meanwhile: stays"
@@ -232,7 +232,7 @@ def evict(command: Command) -> Result:
     def work(session: Session, host: Host, root: str, listed: base_steps.Listed) -> list[Row]:
         bases = filter(command.about, listed.bases)
         rows = ({"name": base.name, "leases": list(base.leases), "bytes": base.bytes} for base in bases)
-        return _removed(session, root, rows, dry_run)
+        return _removed(session, host, root, rows, dry_run)
 
     def line(row: Row) -> str:
         leases = ", ".join(row["leases"][:5])

@@ -122,6 +122,11 @@ def front_end_of(hosts: Iterable[Host]) -> str:
     return next((host.name for host in hosts if is_here(host.name)), os.uname().nodename)
 
 
+def as_host(machine: str) -> Host:
+    """Return a machine that is no host of OpenNebula's as if it were one, without an id."""
+    return Host.parse(f"<HOST><NAME>{machine}</NAME></HOST>")
+
+
 def rate(text: Optional[str]) -> int:
     """Return bytes per second, 0 (no limit) for None; raise BadArguments."""
     try:

@@ -7,6 +7,8 @@ reaches each store with the right rights, the local disk, what shares need; and 
 It changes nothing, but with --fix: then it shows the attributes that datastores of ours have lost, as by
 Update in Sunstone, and puts them back before it looks. A dead host costs seconds.
 
+What waits for an operator, as `semishared attention` lists it, is among its warnings and in its exit code.
+
 exit codes: 0 all is well, 1 there are warnings, 2 something is broken
 """
 
@@ -49,8 +51,8 @@ from ..plan.device import choose
 from ..tools.this_machine import are_one, is_here, runs
 from ..units import human
 from ..wire.session import Session
+from . import attention, doctor_fix, explain, gc, same_directories
 from . import command as on
-from . import doctor_fix, explain, gc, same_directories
 from .command import Row, argument, flag, put, put_json
 from .pool import declaration
 from .setup import key_findings
@@ -83,8 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     lost_name = "" if not name or is_here(name) else name
     site = look_at_site(place, front_end)._replace(conf=wrong, oned=no_oned, lost_name=lost_name)
     lost, unreadable = _lost(cloud)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         left = pool.submit(leftovers_found, config, bool(no_oned))
+        waits = pool.submit(waiting, config, bool(no_oned))
         answers = ask_all(place, cloud, front_end, config)
         count, size, unseen, damaged = left.result()
     findings = [
@@ -104,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         *(front_end_findings(place, cloud, answers, config, front_end) if not no_oned else []),
         *pool_findings(cloud, config),
         *share_findings(cloud, answers, config, front_end),
+        *waits.result(),
     ]
     findings += plan.of_unseen(unseen, _said(answers), findings)
     findings.sort(key=lambda item: (-item.severity, item.machine != front_end, item.machine))
@@ -130,6 +134,13 @@ def show(findings: list[plan.Finding], rows: dict[str, dict[str, str]]) -> None:
     if explain.place() and any(explain.PAGE.search(item.mend) for item in findings):
         put(f"pages are in {explain.place()}; `{NAME} explain PAGE` prints one")
     put(f"{len(rows)} machines: {f'{broken} broken, {warnings} warnings' if findings else 'all is well'}")
+
+
+def waiting(config: Config, no_oned: bool) -> list[plan.Finding]:
+    """Return what waits for an operator, but for what other checks find."""
+    none: list[attention.Item] = []
+    found = none if no_oned else _unless_wrong(lambda: attention.for_doctor(Oned(), config), none)
+    return [plan.Finding(item.severity, item.machine, item.what, item.command) for item in found]
 
 
 def _said(answers: Answers) -> dict[str, Row]:

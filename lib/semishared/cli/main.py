@@ -20,6 +20,7 @@ from . import trailed
 from .command import Refused, describe, warn
 
 COMMANDS = {
+    "attention": "list what waits for an operator, each with its command",
     "base": "list, verify, prune and evict the bases of hosts",
     "caps": "print the Ceph keys a datastore needs, and what each may do",
     "cluster": "boot, detach or commit a set of VMs, or say where it is",

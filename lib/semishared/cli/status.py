@@ -67,11 +67,6 @@ OF_RECORD = (
 """Fields of a disk's record in a row."""
 
 
-def _named(machine: str) -> Host:
-    """Return a machine that is no host of OpenNebula's as if it were one."""
-    return Host.parse(f"<HOST><NAME>{machine}</NAME></HOST>")
-
-
 class Cloud:
     """oned's objects, and the machines' answers."""
 
@@ -124,12 +119,12 @@ class Cloud:
                     self.space[machine] = {"free": listed.free, "total": listed.total}
 
         is_asked = any(host.name == self.front_end for host in hosts)
-        take(hosts if is_asked else [*hosts, _named(self.front_end)])
+        take(hosts if is_asked else [*hosts, on.as_host(self.front_end)])
         rests = (vm.id for vm in self.vms.values() if vm.is_on_front_end and vm.driver == NAME)
         if any((self.front_end, vm) not in self.records for vm in rests):
             # They are on the front-end that led when they came to rest (plan/vm/at_rest.py).
             self.others = front_ends.others(self.oned)
-            take(list(map(_named, self.others)))
+            take(list(map(on.as_host, self.others)))
         self.jobs = sorted(moved, key=lambda item: (item[0], item[1].since, item[1].pid))
 
     def job_of(self, vm: int, disk: int) -> str:

@@ -6,7 +6,19 @@ from __future__ import annotations
 import os
 import re
 from functools import partial
-from typing import Any, Callable, Collection, ContextManager, Dict, Iterator, List, Set, Tuple, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Collection,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Set,
+    Tuple,
+    TypeVar,
+)
 from xml.etree import ElementTree
 
 from ..errors import EncryptedDisk, SemisharedError, ToolMissing
@@ -14,6 +26,9 @@ from ..model.vm.move_steps import OpenedDisk
 from ..tools.effects import point
 from . import libvirtd
 from .libvirtd import ANSWER_S, HERE
+
+if TYPE_CHECKING:
+    from ..model.base.steps import PausedGuests
 
 T = TypeVar("T")
 MEDIUM_S = 60
@@ -243,6 +258,29 @@ def stands_still(guest: Any) -> bool:
     """Return the same of libvirt's domain object, within a call."""
     libvirt = libvirtd.binding()
     return tuple(guest.state()) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)
+
+
+def find_paused() -> PausedGuests:
+    """Return the guests of this host that a disk error has paused, in whatever state oned has their VMs."""
+    from ..model.base.steps import PausedGuest, PausedGuests
+
+    try:
+        found = libvirtd.call("list --state-paused", _paused)
+    except SemisharedError as e:
+        return PausedGuests([], e.detail)
+    return PausedGuests([PausedGuest(name, is_full) for name, is_full in found])
+
+
+def _paused(connection: Any) -> List[Tuple[str, bool]]:
+    libvirt, found = libvirtd.binding(), []
+    for guest in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_PAUSED):
+        try:
+            if stands_still(guest):
+                found.append((guest.name(), any(_failed(guest).values())))
+        except libvirt.libvirtError as e:
+            if not _is_absent(e):  # it has ended meanwhile
+                raise
+    return found
 
 
 def failed_disks(name: str) -> Dict[str, bool]:

@@ -197,7 +197,7 @@ def _copy(base: cache.Base, staged: str, copying: Copying) -> None:
         raise CannotMove(
             f"{base.image} on {os.uname().nodename} is not what its manifest says: semishared base verify"
         )
-    for path in (base.manifest, base_names.source(base.directory)):
+    for path in (base.manifest, base_names.source(base.directory), base_names.mended(base.directory)):
         if os.path.exists(path):
             copying.copy(path, f"{staged}/{os.path.basename(path)}")
     files.fsync(staged)

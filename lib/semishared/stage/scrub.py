@@ -15,11 +15,12 @@ import hashlib
 import mmap
 import os
 import time
+from contextlib import suppress
 from typing import Callable, Iterator
 
 from ..base import cache, room
 from ..device import hot
-from ..errors import ImageChanged, MissingImage
+from ..errors import ImageChanged, MissingImage, SemisharedError
 from ..model.base import names as base_names
 from ..model.base.steps import MendBase, MendedBase, ReadBase, VerifiedBase, VerifyBase
 from ..model.disk import names as disk_names
@@ -32,6 +33,8 @@ from .ensure import ensure
 Tell = Callable[..., None]
 """Send an event to the front-end."""
 TELL_S = 1.0
+VERSION = 1
+"""Of the note of a mending."""
 
 
 def verify(step: VerifyBase, tell: Tell) -> VerifiedBase:
@@ -50,12 +53,27 @@ def verify(step: VerifyBase, tell: Tell) -> VerifiedBase:
     bad, size = _compare(base, base.image, Pace(step.rate), tell)
     if bad:
         rotten.take_out(step.root, base, inode)
+    else:
+        _note_verified(base)
     copy = hot.found(step.root, step.name)
     wrong = bool(copy) and not bad and bool(_compare(base, copy, Pace(step.rate), tell)[0])
     if wrong:
         # Guests that read from the copy keep it open; the next boot opens the base itself.
         hot.drop(step.root, step.name)
     return VerifiedBase(bad, bool(bad), size, time.monotonic() - started, _held(base), wrong)
+
+
+def _note_verified(base: cache.Base) -> None:
+    """Note that all of a base was good now; on a full or dead disk, or of one that goes, no note is left.
+
+    `semishared attention` names the bases that nothing has read for long.
+    """
+    path = base_names.verified(base.directory)
+    with suppress(OSError, SemisharedError):
+        if files.is_absent(path):
+            files.write(path, b"", 0o440)
+        os.utime(path)
+        point("verification noted")
 
 
 def read(step: ReadBase, tell: Tell) -> VerifiedBase:
@@ -164,6 +182,7 @@ def mend(step: MendBase, ask: room.Ask | None) -> MendedBase:
     """Fetch a base that is out of use again and relink its leases; return the names of those leases."""
     base, _ = ensure(step.root, step.image, ask, want=room.MENDED)
     inode = os.stat(base.image).st_ino
+    _note_mended(base, inode)
     relinked = []
     for name in room.leases(base):
         holder = base_names.leased_to(name)
@@ -183,3 +202,21 @@ def mend(step: MendBase, ask: room.Ask | None) -> MendedBase:
         files.unlink(base.damaged)
     point("base mended")
     return MendedBase(relinked)
+
+
+def _note_mended(base: cache.Base, inode: int) -> None:
+    """Note which leases are about to lead to the new content: guests that run have the old file open still.
+
+    What a killed mending has noted stays; so do leases of an earlier one, of which some may still be open.
+    """
+    wrong = []
+    for name in room.leases(base):
+        with suppress(FileNotFoundError):
+            if os.stat(f"{base.leases}/{name}").st_ino != inode:
+                wrong.append(name)
+    if not wrong:
+        return
+    before, path = room.mended(base), base_names.mended(base.directory)
+    data = {"version": VERSION, "at": time.time(), "leases": sorted({*before.leases, *wrong})}
+    files.write_json(path, data)
+    point("mending noted")

@@ -148,6 +148,16 @@ def damaged(directory: str) -> str:
     return f"{directory}/damaged"
 
 
+def verified(directory: str) -> str:
+    """Return the empty file whose mtime is when all of a base was read and found to be good."""
+    return f"{directory}/verified"
+
+
+def mended(directory: str) -> str:
+    """Return the note of when a base was made anew under disks, and which leases these are."""
+    return f"{directory}/mended"
+
+
 def leases(directory: str) -> str:
     return f"{directory}/leases"
 

@@ -71,6 +71,12 @@ class HeldBase(Named):
     device: str
     here: bool = True
     """Whether it is on the file system for which room is wanted."""
+    verified: float = 0.0
+    """When all of it was read last and found to be good: seconds since the epoch, 0 for never."""
+    mended: float = 0.0
+    """When it was made anew in place of a damaged one, 0 for never."""
+    reread: tuple[Lease, ...] = ()
+    """The leases on it then: guests that have run since before that have read the damaged one."""
 
     @property
     def image(self) -> str:
@@ -170,6 +176,22 @@ class Reported(Named):
     vms: list[ReportedVm]
     kept: list[KeptDisk]
     errors: list[str]
+
+
+class PausedGuest(Named):
+    """A guest that QEMU has paused after an I/O error of a disk."""
+
+    name: str
+    """libvirt's."""
+    full: bool
+    """Whether there was no room for what it wrote."""
+
+
+class PausedGuests(Named):
+    """The guests of a host that I/O errors have paused, and why they cannot be known ('': they are)."""
+
+    guests: list[PausedGuest]
+    error: str = ""
 
 
 class Served(Named):
@@ -318,6 +340,11 @@ class ReportVms(Step[Reported]):
     location: str
     systems: tuple[int, ...]
     vms: tuple[int, ...]
+
+
+@looks
+class FindPaused(Step[PausedGuests]):
+    """Report the guests that stand still for an I/O error, for `semishared attention`."""
 
 
 class ServeBase(Step[Served]):
