@@ -59,7 +59,8 @@ def put(run_one: Path, name: str, data: Any) -> Path:
 
 def mine(**more: Any) -> dict[str, Any]:
     """Return the data of a note of this process."""
-    return {**to_data(ONE._replace(pid=os.getpid(), started=owner.started(os.getpid()))), **more}
+    here = ONE._replace(pid=os.getpid(), started=owner.started(os.getpid()))
+    return {"version": jobs.VERSION, **to_data(here), **more}
 
 
 def test_a_note_says_how_far_its_work_is_and_goes_with_it(run_one: Path) -> None:
@@ -102,7 +103,7 @@ def test_work_that_moves_nothing_is_not_noted(run_one: Path) -> None:
 @pytest.mark.fault(75, "what an action moves is seen while it moves it, and not after")
 @pytest.mark.parametrize("pid", [GONE, os.getpid()], ids=["gone", "another process has its id"])
 def test_a_note_of_a_process_that_is_gone_is_removed(run_one: Path, pid: int) -> None:
-    path = put(run_one, f"{pid}.json", to_data(ONE._replace(pid=pid)))
+    path = put(run_one, f"{pid}.json", {**to_data(ONE._replace(pid=pid)), "version": 1})
     half = put(run_one, f".{GONE}.json", '{"pi')
     assert of_host.listed() == []
     assert not path.exists() and not half.exists()
@@ -116,6 +117,7 @@ HOSTILE = [
     "[]",
     {},
     mine(pid="7"),
+    mine(version=2),
     mine(done=-1),
     mine(done=1 << 70),
     mine(source=["h2"]),
@@ -160,7 +162,7 @@ def test_a_directory_that_is_a_link_is_not_followed(run_one: Path, tmp_path: Pat
 
 
 def test_a_directory_of_another_user_is_left_alone(run_one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = put(run_one, f"{GONE}.json", to_data(ONE._replace(pid=GONE)))
+    path = put(run_one, f"{GONE}.json", {**to_data(ONE._replace(pid=GONE)), "version": 1})
     monkeypatch.setattr(os, "geteuid", lambda: 9869)
     progress.expect(MiB)
     jobs.Note("clone", "fetch").look()

@@ -68,6 +68,7 @@ ELSEWHERE = {
         "tools/context_iso.py",
         "semishared-context-",
     ): "in the directory for temporary files, until its process ends (tools/owner.py)",
+    ("tools/jobs.py", ".json"): "below /run, while its process works",
     ("tools/extents.py", "semishared-manifest 1"): "the first line of a manifest",
     ("tools/lock_holders.py", "/proc/locks"): "the kernel's own list",
 }

@@ -5,11 +5,12 @@
     semishared_vms/<vm>.taken      the same, while a publisher is at it
     semishared_vms/<vm>.known      what a publisher has to know of a VM the next time
 
-An action leaves a note, and does not publish by itself, but for what it moves meanwhile (now.py).
-oned would let it: oned holds no lock while a driver works, and one.vm.update looks at no state
-(src/rm/api/VirtualMachineAPI.cc:250). But an action knows one disk, and the vector is of all; the others' records are on the host, behind one more ssh; and an oned that is
-slow or down must not keep an action from ending. A note costs one system call, after the action. `publish
---due`, by the timer, does the rest; `detach` and `commit` publish at their end.
+An action leaves a note, and does not publish by itself, but for what it moves meanwhile (now.py). oned would
+let it: oned holds no lock while a driver works, and one.vm.update looks at no state
+(src/rm/api/VirtualMachineAPI.cc:250). But an action knows one disk, and the vector is of all; the others'
+records are on the host, behind one more ssh; and an oned that is slow or down must not keep an action from
+ending. A note costs one system call, after the action. `publish --due`, by the timer, does the rest; `detach`
+and `commit` publish at their end.
 
 The mtime of a note says when it is due. A publisher takes a note by renaming it, so what an action notes
 meanwhile is a new one. Notes are hints: an action that is killed leaves none, and what oned does with that VM

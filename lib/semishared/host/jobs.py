@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from typing import Sequence
 
 from ..model.job_steps import WORK, Job
@@ -59,7 +58,6 @@ KINDS = {
     "VerifyBase": "verify",
 }
 """Steps that move much -> the kind of work (model/job_steps.py)."""
-NAME = r"\.?([1-9][0-9]{0,9})\.json"
 MOST = 1000
 """Most notes that are read."""
 
@@ -99,16 +97,16 @@ def listed() -> list[Job]:
     found = []
     with jobs.folder() as at:
         for name in sorted(os.listdir(at))[:MOST] if at >= 0 else ():
-            pid = re.fullmatch(NAME, name)
-            if pid is None:
+            pid = jobs.pid_of(name)
+            if pid < 0:
                 continue
             job = None if name.startswith(".") else _read(at, name)
-            runs = owner.waiting(int(pid[1]))
-            if job and job.pid == int(pid[1]) and runs == job.started:
+            runs = owner.waiting(pid)
+            if job and job.pid == pid and runs == job.started:
                 found.append(job)
             elif not runs or job:
                 # A note that cannot be read may be of a process that runs: it stays, and is not shown.
-                jobs.forget(at, jobs.name_of(int(pid[1])))
+                jobs.forget(at, jobs.name_of(pid))
     return found
 
 
@@ -121,7 +119,8 @@ def _read(at: int, name: str) -> Job | None:
             text = os.read(fd, jobs.LONGEST + 1)
         finally:
             os.close(fd)
-        job: Job = read(json.loads(text), declared(Job, Job.__module__))
+        data = json.loads(text)
+        job: Job = read(data, declared(Job, Job.__module__))
     except (OSError, ValueError, RecursionError, Misfit):
         return None
-    return job if len(text) <= jobs.LONGEST else None
+    return job if len(text) <= jobs.LONGEST and data.get("version") == jobs.VERSION else None

@@ -20,7 +20,10 @@ from typing import Deque, Iterator, Tuple
 
 from . import owner, progress
 
-RUN, FOLDER = "/run/one", "semishared"
+RUN, FOLDER, ENDING = "/run/one", "semishared", ".json"
+DIGITS = 10
+"""Most digits of a process id."""
+VERSION = 1
 NOTED_S = 2.0
 """Seconds of work before it is noted: short actions write nothing."""
 TICK_S = 1.0
@@ -67,7 +70,14 @@ def _own(fd: int) -> int:
 
 
 def name_of(pid: int) -> str:
-    return f"{pid}.json"
+    return f"{pid}{ENDING}"
+
+
+def pid_of(name: str) -> int:
+    """Return the process whose note has that name, or whose half-written one; -1 for another file."""
+    number = name.removesuffix(ENDING).removeprefix(".")
+    is_ours = name.endswith(ENDING) and number.isascii() and number.isdigit() and number[0] != "0"
+    return int(number) if is_ours and len(number) <= DIGITS else -1
 
 
 def path(at: int, name: str) -> str:
@@ -148,7 +158,8 @@ class Note:
         return max(0, int((done - before) / max(now - then, 0.1)))
 
     def _write(self, data: dict[str, object]) -> None:
-        text = json.dumps(data, sort_keys=True).encode("utf-8", "replace")
+        note = {"version": VERSION, **data}
+        text = json.dumps(note, sort_keys=True).encode("utf-8", "replace")
         if len(text) > LONGEST:
             return
         name = name_of(os.getpid())
