@@ -30,7 +30,10 @@ front_end() {
     chmod 755 "$share/lib/semishared/install/semishared-ram.sh" "$share/lib/semishared/share/as_root.py"
     put 755 packaging/semishared usr/bin/semishared
     page packaging/semishared.1 1
-    # Errors and remedies name pages as docs/....
+    # Errors and remedies name pages as docs/..., and pages these.
+    for page in README.md CHANGELOG.md SECURITY.md CONTRIBUTING.md; do
+        put 644 "$page" "usr/share/doc/semishared/$page"
+    done
     find docs -name '*.md' -o -name '*.svg' | while read -r page; do
         put 644 "$page" "usr/share/doc/semishared/$page"
     done

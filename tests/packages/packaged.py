@@ -91,3 +91,13 @@ def repacked(package: Path, folder: Path, version: str) -> Path:
     subprocess.run(["dpkg-deb", "--root-owner-group", "-b", str(tree), str(target)], check=True)
     shutil.rmtree(tree)
     return target
+
+
+PAGE = ROOT / "docs/how-to/install-packages.md"
+
+
+def on_page(part: str) -> List[str]:
+    """Return the commands of a part of the page, which is marked for the test."""
+    found = re.search(rf"<!-- root: {part} -->\n\n((?:    .*\n)+)", PAGE.read_text())
+    assert found, part
+    return [line.strip() for line in found[1].splitlines()]
