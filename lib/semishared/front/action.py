@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterator
+from typing import IO, TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterator, List
 
 from ..config import NONE, Config, load
 from ..model.disk import names as disk_names
@@ -74,6 +75,11 @@ class Action:
         self._now: Now | None = None
         self.bulk = False
         """Whether it carries bulk data, which must not hold up other actions on a shared ssh connection."""
+        self.began = time.monotonic()
+        self.sent: List[Step] = []
+        """The steps that machines were given."""
+        self.moved: List[Dict[str, int]] = []
+        """Bytes by kind (tools/progress.py), of each conversation."""
 
     def session(self, machine: str, *, bulk: bool = False) -> Session:
         """Return a conversation with a machine."""
@@ -130,6 +136,20 @@ class Action:
         """Return a context that yields the answerer of a machine that lacks a base, or room, for `steps`."""
         return answering(root_of(steps), machine, self.config, self.report.warn)
 
+    @contextmanager
+    def counted(self, kind: str) -> Iterator[None]:
+        """Leave a line of the action, of driver `kind`, for `semishared metrics` when the block ends."""
+        ended: BaseException | None = None
+        try:
+            yield
+        except BaseException as e:
+            ended = e
+            raise
+        finally:
+            from . import action_lines
+
+            action_lines.leave(f"{kind}/{self.name}", self.began, self.sent, self.moved, ended)
+
     def tell(self, session: Session) -> None:
         """Log the bytes that were moved in a conversation."""
         if session.moved:
@@ -163,6 +183,7 @@ class Sessions:
         self.action.nothing_moves()
         for session in self._open.values():
             session.close(is_over=error is None and session is not self._unused)
+            self.action.moved.append(session.moved)
             for text in session.warnings:
                 self.action.report.warn(text)
             if error is None:
@@ -190,6 +211,7 @@ class Sessions:
     ) -> list[Any]:
         """Have a message carried out; `source` follows it; `meanwhile` runs while the machine waits."""
         session = self._with(on.machine, beside)
+        self.action.sent += on.steps
 
         def answer(question: dict[str, object]) -> object:
             if "rests" in question and meanwhile:

@@ -231,10 +231,11 @@ def act(action: str, argv: list[str], report: Report) -> str:
     """Carry out a transfer action; nothing goes to stdout."""
     under_way = Action(action, argv, report)
     try:
-        if action in PLANNED:
-            carry_out(_led(under_way), under_way)
-        else:
-            ACTIONS[action](under_way)
+        with under_way.counted("tm"):
+            if action in PLANNED:
+                carry_out(_led(under_way), under_way)
+            else:
+                ACTIONS[action](under_way)
     except SemisharedError as e:
         _noted(under_way, f"{action}: {e.id} {e.detail}")
         raise

@@ -17,7 +17,7 @@ from typing import IO, Iterator, Sequence
 from ...errors import StoreUnavailable, UnexpectedLink
 from ...model.disk import names as disk_names
 from ...model.store import dir_names
-from ...tools import beneath, extents, files, locks, qemu_img
+from ...tools import beneath, extents, files, locks, progress, qemu_img
 from ...tools.effects import point
 from . import image
 
@@ -147,6 +147,7 @@ def publish(
         # After the rename, which changes ctime. A crash here leaves an image that oned does not know.
         image.publish_generation(stored, manifest, image.Seen.of(token, os.fstat(file.fileno())))
     point("image published")
+    progress.count("store_written", files.allocated(source))
     return manifest.generation
 
 
