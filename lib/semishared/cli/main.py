@@ -32,6 +32,7 @@ COMMANDS = {
     "fence": "shut a dead host out of all stores, or let it in again",
     "gc": "remove what killed actions left over",
     "jobs": "list what machines move now, how far it is, and for which verb",
+    "metrics": "write metrics of actions, hosts, bases and pools for Prometheus",
     "plan": "say what an action would do, and do nothing",
     "pool": "list, declare and check the local devices of hosts",
     "publish": "write into OpenNebula, for Sunstone, where disks are",
