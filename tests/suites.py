@@ -49,7 +49,16 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "staging": {
         "paths": [
             f"tests/staging/test_{name}.py"
-            for name in ("base", "peers", "stage", "second_boot", "several_bases", "networks", "faults")
+            for name in (
+                "base",
+                "peers",
+                "stage",
+                "second_boot",
+                "several_bases",
+                "networks",
+                "firewall",
+                "faults",
+            )
         ],
         "minutes": 45,
     },
@@ -85,7 +94,9 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "images": {"paths": ["tests/images"], "minutes": 20},
     "operate": {"paths": ["tests/operate"], "minutes": 40},
     "upgrade": {
-        "paths": [f"tests/upgrade/test_{name}.py" for name in ("dir", "configuration", "killed", "downgrade")],
+        "paths": [
+            f"tests/upgrade/test_{name}.py" for name in ("dir", "configuration", "killed", "downgrade")
+        ],
         "minutes": 45,
     },
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 45, "full": True},

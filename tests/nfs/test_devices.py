@@ -144,7 +144,7 @@ def test_a_device_that_fails_from_its_middle(host: Device) -> None:
 
     # From the middle, with the log of the file system in it: it shuts itself down at the next write.
     host.have_errors(((200 << 20) // 512, (400 << 20) // 512))
-    # Or at a write of its own, between the look at the device and the step: then the action fails in one line.
+    # Or at a write of its own, between the look at it and the step: then the action fails in one line.
     try:
         third = host.clone(image, 3)
     except HostFailed as e:

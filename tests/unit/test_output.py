@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from semishared.cli import command
+from semishared.cli import command, progress
 
 CLI = Path(command.__file__).parent
 HOSTILE = "a\x1b[2Jb\x9b31mc\nd\re\u202ef\u2066g\x00h\ud800\u200bi\x85j\u2028k"
@@ -25,7 +25,7 @@ def test_nothing_that_is_printed_controls_a_terminal(capsys: pytest.CaptureFixtu
     command.put(f"host {HOSTILE}")
     command.table("IMAGE|OWNER", [[HOSTILE, "1"]])
     bars = io.StringIO()
-    command.Bars(bars).tell(event="note", host=HOSTILE, text=HOSTILE)
+    progress.Bars(bars).tell(event="note", host=HOSTILE, text=HOSTILE)
     printed = capsys.readouterr().out
     assert printed.count("\n") == 3 and all(line.isprintable() for line in printed.split("\n"))
     assert "host a?[2Jb?31mc?d?e?f?g?h??i?j?k" in printed
@@ -41,7 +41,7 @@ def test_a_name_that_the_locale_has_not_is_printed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.stdout", terminal)
     command.put("VM \u65e5 \xe9")
     command.table("VM \u65e5|\xe9", [])
-    command.Bars(terminal).tell(event="note", host="h", text="\u65e5")
+    progress.Bars(terminal).tell(event="note", host="h", text="\u65e5")
     command.put("\u65e5", to=terminal)
     terminal.flush()
     printed = terminal.detach().getvalue()

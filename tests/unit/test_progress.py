@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from semishared.cli.command import Bars, Lines, bar, bars
+from semishared.cli.progress import Bars, Lines, bar, bars
 
 SIZES = [(80, 24), (40, 24), (20, 5), (200, 60), (10, 2), (1, 1)]
 

@@ -36,7 +36,7 @@ from ..opennebula.xml import Vm
 from ..plan.care import clusters as plan
 from ..plan.disk import detach as detaching
 from . import command as on
-from . import status
+from . import progress, status
 from .command import argument, put
 from .commit import committing, of_vm
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     vms = [oned.vm(vm.id) for vm in chosen(oned, arguments)]
     ours = [vm for vm in vms if plan.is_ours(vm)]
     others = [row(vm, "skipped", NOT_OURS) for vm in vms if not plan.is_ours(vm)]
-    with on.view(arguments) as view:
+    with progress.view(arguments) as view:
         for found in others:
             view.tell(event="vm", **found)
         rows = VERBS[arguments.verb](oned, ours, arguments, view.tell) if ours else []

@@ -35,6 +35,7 @@ from ..plan.care import clusters
 from ..plan.disk import detach as plan
 from ..plan.disk.detach import Row
 from . import command as on
+from . import progress
 from .command import argument, flag, put, put_all, warn
 
 ARGUMENTS = (
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.host is not None and arguments.host not in [host.name for host in oned.hosts()]:
         raise BadArguments(f"no host {arguments.host!r} in OpenNebula")
     ids = list(disks) if disks is not None else [vm.id for vm in meant(oned.vms(), arguments)]
-    with on.view(arguments) as view:
+    with progress.view(arguments) as view:
         rows = detach(ids, view.tell, rate=limit, transport=arguments.transport, disks=disks)
     # A VM that the command names must be done; without names, VMs that cannot be detached are skipped.
     bad = ("failed", "skipped") if arguments.vms else ("failed",)

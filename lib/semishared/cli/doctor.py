@@ -41,6 +41,7 @@ from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
 from ..plan.care import diagnosis as plan
+from ..plan.care.attention import Item
 from ..plan.care.diagnosis_front_ends import of_front_ends
 from ..plan.care.diagnosis_machines import Answers, of_machines
 from ..plan.care.diagnosis_scheduler import of_scheduler
@@ -138,7 +139,7 @@ def show(findings: list[plan.Finding], rows: dict[str, dict[str, str]]) -> None:
 
 def waiting(config: Config, no_oned: bool) -> list[plan.Finding]:
     """Return what waits for an operator, but for what other checks find."""
-    none: list[attention.Item] = []
+    none: list[Item] = []
     found = none if no_oned else _unless_wrong(lambda: attention.for_doctor(Oned(), config), none)
     return [plan.Finding(item.severity, item.machine, item.what, item.command) for item in found]
 

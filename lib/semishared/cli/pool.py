@@ -33,7 +33,8 @@ from ..plan.device import choose
 from ..units import human
 from ..wire.session import Session
 from . import command as on
-from .command import Bars, Lines, Row, argument, flag, put, put_json
+from . import progress
+from .command import Row, argument, flag, put, put_json
 
 MOVES = ("drain", "rebalance")
 ARGUMENTS = (
@@ -151,8 +152,8 @@ def move(arguments: argparse.Namespace, config: Config, hosts: List[Host], roots
     if host.is_offline:
         raise BadArguments(f"{host.name} is offline in OpenNebula")
     is_text = not arguments.json
-    view: Optional[Bars] = Bars(sys.stderr) if is_text and sys.stderr.isatty() else None
-    lines = Lines(sys.stdout)
+    view: Optional[progress.Bars] = progress.Bars(sys.stderr) if is_text and sys.stderr.isatty() else None
+    lines = progress.Lines(sys.stdout)
 
     def tell(**event: object) -> None:
         if not is_text:

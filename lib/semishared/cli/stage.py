@@ -31,6 +31,7 @@ from ..plan.care.clusters import one_of
 from ..plan.image import placement
 from ..units import human
 from . import command as on
+from . import progress
 from .command import argument, flag, put, warn
 
 ARGUMENTS = (
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         due = [(image, store, hosts) for image, store in known_stores if is_due(image, store)]
         return stage_each(oned, due, known, wish, config, arguments)
     orders = wanted(images, stores, arguments.image, hosts, known)
-    return stage(oned, orders, known, wish, config, on.view(arguments))
+    return stage(oned, orders, known, wish, config, progress.view(arguments))
 
 
 Order = Tuple[Image, Datastore, List[Host]]
@@ -143,7 +144,7 @@ def stage_each(
     silent: Silent = {}
     worst = 0
     for order in due:
-        worst = max(worst, stage(oned, [order], known, wish, config, on.view(arguments), silent))
+        worst = max(worst, stage(oned, [order], known, wish, config, progress.view(arguments), silent))
     for host, why in silent.items():
         warn(f"{NAME} stage: {host} is left out, and tried again by the next --due: {why}")
     return worst
@@ -159,7 +160,7 @@ def stage(
     known: list[Host],
     wish: Wish,
     config: Config,
-    view: on.View,
+    view: progress.View,
     silent: Optional[Silent] = None,
 ) -> int:
     """Stage images in one session; return the exit code.

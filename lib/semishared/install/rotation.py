@@ -43,7 +43,7 @@ def text(log: str, user: str, group: str) -> str:
 
 
 def look(place: FrontEnd, root: str, uninstall: bool) -> Timer:
-    """Return the wanted changes: none without logrotate, or for a user who may not write its files.
+    """Return the wanted changes: none without logrotate, or for a user without the right to write its files.
 
     A file that is there stays as it is, in an upgrade too: sites keep logs for as long as they want. A
     self-contained OpenNebula has its logs in a directory of its own, and rotates none.
