@@ -427,6 +427,7 @@ WORDS: Dict[str, Tuple[str, ...]] = {
     "fence --lift": (LIAR,),
     "gc": ("--dry-run", "--now"),
     "gc that removes": ("--now", "--yes"),
+    "jobs": (),
     "status": (),
     "publish": ("VM",),
     "pool list": (LIAR,),

@@ -48,7 +48,9 @@ class BackupJob:
             job = domain.job(self._name)
             if not job:
                 break
-            patience.see((job.get("disk_processed"), job.get("disk_remaining")))
+            processed, left = (int(job.get(f"disk_{name}") or 0) for name in ("processed", "remaining"))
+            patience.see((processed, left))
+            progress.reached(processed, processed + left)
             within_s = SOON_S if said else LOOK_S
         self._judge(_last(self._name))
 

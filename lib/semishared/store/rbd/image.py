@@ -193,6 +193,7 @@ def digest(where: ceph.Pool, name: str, kind: str) -> tuple[str, int]:
         for offset in range(0, size, extents.EXTENT):
             found.update(image.read(offset, min(extents.EXTENT, size - offset)))
             progress.touch()
+            progress.reached(offset, size, "the store")
     return found.hexdigest(), size
 
 
