@@ -37,7 +37,7 @@ def rows(site: ActionSite) -> List[Dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-@pytest.mark.fault(78, "a commit and what gc removes leave their lines in the trail, of whoever did it")
+@pytest.mark.fault(78, "a commit and what gc removes leave their lines in the trail, with its user")
 def test_a_commit_and_a_removal_are_in_the_trail(site: ActionSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "alice")
     vm, _ = written(site)

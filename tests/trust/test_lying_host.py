@@ -417,6 +417,7 @@ for action in shares.ACTIONS:
 # -- verbs ----------------------------------------------------------------------------------------------
 
 WORDS: Dict[str, Tuple[str, ...]] = {
+    "attention": (),
     "base list": (),
     "base verify": (),
     "base evict": ("IMAGE",),

@@ -35,6 +35,7 @@ SECRETS = {
     "the front-ends' key": f"not the same: {KEY}",
     "a URL's password": "fetch https://anna:hunter2secret@example.org/x.qcow2 failed",
     "a URL's password with an @": "fetch ftp://anna:hunter2@secret@example.org/x failed",
+    "a URL's password with a /": "fetch https://anna:hunter2/secret?x@example.org/x failed",
     "a URL's token": "git+https://ghp_hunter2secret@example.org/x",
     "a signed URL": "https://s3.example.org/x.qcow2?X-Amz-Signature=hunter2secret&b=1",
     "a URL's fragment": "s3://bucket/x#hunter2secret",

@@ -42,8 +42,8 @@ VALUE = r"""(?:"[^"]*"?|'[^']*'?|\S+)"""
 PATTERNS: Tuple[Tuple[str, str], ...] = (
     # Private keys, also cut off, and in one line.
     (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", HIDDEN),
-    # USER:PASSWORD@ or TOKEN@ of a URL, and what follows its `?`: signatures, tokens.
-    (r"\b([A-Za-z][A-Za-z0-9+.\-]*:/+)[^\s/?#]*@", rf"\1{HIDDEN}@"),
+    # USER:PASSWORD@ or TOKEN@ of a URL, whatever is in it, and what follows its `?`: signatures, tokens.
+    (r"\b([A-Za-z][A-Za-z0-9+.\-]*:/+)\S*@", rf"\1{HIDDEN}@"),
     (r"\b([A-Za-z][A-Za-z0-9+.\-]*:/+[^\s?#]*)[?#]\S+", rf"\1?{HIDDEN}"),
     # A key of Ceph is 28 bytes in base64.
     (r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{38}==", HIDDEN),

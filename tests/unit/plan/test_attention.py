@@ -173,7 +173,7 @@ SYMPTOMS: Dict[str, Any] = {
         "semishared status 12: nothing that it is of is removed; copy what there is",
         "VM 12: Input/output error",
     ),
-    "machine-unreadable": (
+    "system-unreadable": (
         World(reported=Reported([], [], ["/d/101 on h1 cannot be read"])),
         "as root on h1: dmesg; mend or mount its disk",
         "/d/101 on h1 cannot be read",

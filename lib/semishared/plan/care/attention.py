@@ -39,7 +39,7 @@ disk-kept-unreadable: Can all of that be read?
     -> copy {path} elsewhere first; then, to lose it: semishared gc --discard {word}
 record-unreadable: Can all records of disks be read?
     broken: VM {vm}: {error} -> semishared status {vm}: nothing that it is of is removed; copy what there is
-machine-unreadable: Can all system datastores be read?
+system-unreadable: Can all system datastores be read?
     broken: {error} -> as root on {machine}: dmesg; mend or mount its disk
 disk-uncommitted: Is there a copy of what guests have written?
     warning: {size} of disk {disk} of VM {vm} ({name}) are on {machine} alone -> semishared commit {vm} {disk}
@@ -75,7 +75,7 @@ KINDS: dict[str, Check] = {check.name: check for checks in rows(CATALOGUE).value
 IN_DOCTOR = frozenset(
     (
         "record-unreadable",
-        "machine-unreadable",
+        "system-unreadable",
         "disk-full",
         "host-build",
         "host-health",
@@ -208,7 +208,7 @@ def _of_disks(facts: Facts, machine: Machine) -> Iterator[Item]:
         for kept in reported.kept:
             yield _kept(facts, machine, kept)
         for error in reported.errors:
-            yield item("machine-unreadable", machine.name, {"error": error})
+            yield item("system-unreadable", machine.name, {"error": error})
         for vm in reported.vms:
             for error in dict.fromkeys([*vm.wrong.values()] or [vm.error] * bool(vm.error)):
                 yield item("record-unreadable", machine.name, {"vm": vm.vm, "error": error})
