@@ -159,7 +159,7 @@ def test_a_guest_waits_while_who_looks_after_memory_is_killed_again_and_again(cl
         until(lambda: state(cloud, waiting) == "paused (I/O error)", "guest that waits")
         said = cloud.lab.fe.run([COMMAND, "attention", "--json"], check=False).stdout
         stopped = [item["what"] for item in json.loads(said)["items"] if item["kind"] == "guest-paused"]
-        assert len(stopped) == 1 and cloud.oned.vm(waiting).deploy_id in stopped[0], stopped
+        assert len(stopped) == 1 and stopped[0].startswith(f"guest one-{waiting} "), stopped
         assert "no room" in stopped[0]
         killed = [once(h1, number) for number in POINTS[:5]]
         start_libvirtd_anew(h1)

@@ -13,7 +13,7 @@ import pytest
 from semishared.errors import ToolFailed, UnsafeImage
 from semishared.intake import judge
 from semishared.store.dir.store import DirDraft
-from semishared.tools import qemu_img, run
+from semishared.tools import layers, qemu_img, run
 from tools.world import MiB, allocated, qemu_io
 
 
@@ -235,3 +235,20 @@ def test_a_map_that_is_not_understood_is_refused(
     )
     with pytest.raises(ToolFailed, match="not understood"):
         qemu_img.mapped("json:{}")
+
+
+def test_the_size_that_a_header_says_is_qemus(tmp_path: Path) -> None:
+    for format, size in (("qcow2", 3 << 40), ("raw", 5 << 20)):
+        path = tmp_path / format
+        qemu_img.create(str(path), format, size)
+        assert layers.virtual_size(str(path)) == size == qemu_img.virtual_size(str(path), format)
+    whole = (tmp_path / "qcow2").read_bytes()
+    path = tmp_path / "odd"
+    for text, size in ((whole[:20], 0), (whole[:24] + b"\xff" * 8, 0), (b"", 0)):
+        path.write_bytes(text)
+        assert layers.virtual_size(str(path)) == size
+    path.unlink()
+    assert layers.virtual_size(str(path)) == 0
+    os.mkfifo(path)
+    assert layers.virtual_size(str(path)) == 0, "nothing is waited for"
+    assert layers.virtual_size(str(tmp_path)) == 0

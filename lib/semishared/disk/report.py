@@ -78,7 +78,7 @@ def _of_vm(vm_path: str, system: int, numbers: list[int]) -> ReportedVm:
 
 def _disk(vm_path: str, record: Record) -> ReportedDisk:
     disk = record.disk
-    size, snapshots = 0, 0
+    size, snapshots, virtual = 0, 0, 0
     numbers: list[int] = []
     if record.is_local:
         plain = disk_names.disk(vm_path, disk)
@@ -87,6 +87,7 @@ def _disk(vm_path: str, record: Record) -> ReportedDisk:
         files = [f"{folder}/{number}" for number in numbers] or [plain]
         below = [number for number in numbers if number != disk_names.DELTA_NUMBER]
         size, snapshots = sum(map(allocated, files)), max(len(below) - 1, 0)
+        virtual = layers.virtual_size(plain)
     path = record.network.name if record.network else record.path
     return ReportedDisk(
         disk,
@@ -102,6 +103,7 @@ def _disk(vm_path: str, record: Record) -> ReportedDisk:
         on_devices.of_disk(vm_path, disk).mount(),
         said(vm_path, record),
         disk_names.DELTA_NUMBER in numbers,
+        virtual,
     )
 
 

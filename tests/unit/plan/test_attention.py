@@ -122,6 +122,9 @@ def test_nothing_waits_in_a_clean_cloud() -> None:
 RETRY = "onevm recover --retry 12"
 KEPT = "semishared commit 9 1; or, to lose it: semishared gc --discard .kept-9-00ff"
 AS_NEW = KEPT.replace("9 1;", "9 1 --as-new-image NEW;")
+LARGER = (
+    "semishared pool list h1: give it a larger device (docs/how-to/pool-devices.md), or migrate the VM away"
+)
 VERIFY = "semishared base verify --hosts h1"
 LOST = [(store(), {"SEMISHARED_STORE": "x", "bad\nname": "y"})]
 SYMPTOMS: Dict[str, Any] = {
@@ -223,6 +226,21 @@ SYMPTOMS: Dict[str, Any] = {
         "semishared pool rebalance h1",
         "device /mnt/a is 99 % full: 1.0 GiB are free",
     ),
+    "disk-larger": (
+        World(reported=Reported([ReportedVm(12, 101, [disk()._replace(size=200 * GiB)], "")], [], [])),
+        LARGER,
+        "disk 0 of VM 12 may grow to 200.0 GiB, and its host's disk has 100.0 GiB in all",
+    ),
+    "disk-larger than its device": (
+        World(
+            reported=Reported(
+                [ReportedVm(12, 101, [disk()._replace(size=11 * GiB, device="/mnt/b")], "")], [], []
+            ),
+            devices=[device(), device(path="/mnt/b", total=10 * GiB, free=9 * GiB)],
+        ),
+        LARGER,
+        "may grow to 11.0 GiB, and device /mnt/b has 10.0 GiB in all",
+    ),
     "host-build": (
         World(more={"outdated": {"h2": "host h2 has semishared b, the front-end a"}}),
         "onehost sync --force",
@@ -278,6 +296,9 @@ WELL = {
     "a base that was verified of late": World(base=base(staged=NOW - 90 * DAY, verified=NOW - 29 * DAY)),
     "a base that came of late": World(base=base(staged=NOW - 29 * DAY)),
     "a disk with room": World(free=11),
+    "a disk that is as large as what it lies on": World(
+        reported=Reported([ReportedVm(12, 101, [disk()._replace(size=100 * GiB)], "")], [], [])
+    ),
     "a host whose fence has ended": World(more={"marks": {"h1": Mark(FENCED, 1)}}),
     "a host that is well": World(host=host("<HEALTH_SEMISHARED>OK</HEALTH_SEMISHARED>")),
     "a device that is away, which doctor says": World(devices=[device(total=0, free=0, state="offline")]),

@@ -157,6 +157,8 @@ class ReportedDisk(Named):
     hot: Optional[HotBase]
     delta: bool = False
     """Whether there is a layer to which its guest writes while it moves, or which a killed move has left."""
+    size: Count = 0
+    """Bytes that its guest sees, 0 if that is unknown: a thin disk may come to hold so many."""
 
 
 class ReportedVm(Named):

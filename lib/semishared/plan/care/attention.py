@@ -59,6 +59,10 @@ disk-full: Has the machine's own disk room?
     -> semishared base prune --hosts {machine}; or migrate VMs away
 device-full: Has each device of the pool room?
     warning: device {path} is {percent} % full: {free} are free -> semishared pool rebalance {machine}
+disk-larger: Can each disk grow as far as its guest may write?
+    warning: disk {disk} of VM {vm} may grow to {size}, and {where} has {total} in all
+    -> semishared pool list {machine}: give it a larger device (docs/how-to/pool-devices.md), or migrate the
+    VM away
 [host]  A host as oned has it, or what it answers.
 host-build: Has it the front-end's build?
     broken: {error} -> onehost sync --force
@@ -77,13 +81,14 @@ IN_DOCTOR = frozenset(
         "record-unreadable",
         "system-unreadable",
         "disk-full",
+        "disk-larger",
         "host-build",
         "host-health",
         "fence-begun",
         "attributes-lost",
     )
 )
-"""Kinds that doctor finds by checks of its own."""
+"""Kinds that doctor finds by checks of its own; and disks that may fill a device, which is no fault yet."""
 VERIFIED_S = 30 * 86400
 """Seconds for which a base need not be read."""
 UNCOMMITTED_S = 86400
@@ -163,7 +168,7 @@ def items(facts: Facts) -> list[Item]:
     found = [*_of_vms(facts), *_of_hosts(facts), *_of_datastores(facts)]
     for machine in facts.machines:
         found += [*_of_guests(machine), *_of_disks(facts, machine)]
-        found += [*_of_bases(facts, machine), *_of_room(facts, machine)]
+        found += [*_of_bases(facts, machine), *_of_room(facts, machine), *_of_large(machine)]
     return sorted(dict.fromkeys(found), key=lambda it: (-it.severity, it.machine, it.kind, it.what))
 
 
@@ -305,6 +310,20 @@ def _of_room(facts: Facts, machine: Machine) -> Iterator[Item]:
             for total, free in sizes:
                 if _is_full(total, free):
                     yield item("disk-full", machine.name, _room(total, free))
+
+
+def _of_large(machine: Machine) -> Iterator[Item]:
+    """Yield disks that are larger than what they lie on: thin ones, which grow as their guests write."""
+    totals = {device.path: device.total for device in machine.devices if device.total and not device.state}
+    own = 0 if totals else max((listed.total for listed in machine.listed), default=0)
+    for reported in machine.reported:
+        for vm in reported.vms:
+            for disk in vm.disks:
+                total = totals.get(disk.device, 0) if disk.device else own
+                if 0 < total < disk.size:
+                    where = f"device {disk.device}" if disk.device else "its host's disk"
+                    about = {"vm": vm.vm, "disk": disk.disk, "size": human(disk.size)}
+                    yield item("disk-larger", machine.name, {**about, "where": where, "total": human(total)})
 
 
 def _told(host: Host) -> tuple[int, int]:
