@@ -41,8 +41,7 @@ front_end() {
 
 node() {
     # The package owns command and units: the script is not to copy or remove them.
-    # shellcheck disable=SC2016 # $NAME is the script's own.
-    sed -e 's|^COMMAND=.*|COMMAND=/usr/sbin/$NAME|' -e 's|^UNITS=.*|UNITS=/usr/lib/systemd/system|' \
+    sed -e 's|^COMMAND=.*|COMMAND=/usr/sbin/semishared-ram|' -e 's|^UNITS=.*|UNITS=/usr/lib/systemd/system|' \
         -e 's|^PACKAGED=.*|PACKAGED=yes|' lib/semishared/install/semishared-ram.sh >"$root/.ram"
     put 755 "$root/.ram" usr/sbin/semishared-ram
     page packaging/semishared-ram.8 8

@@ -29,7 +29,7 @@ if have shfmt && [ "${#shell[@]}" -gt 0 ]; then
     shfmt -i 4 -d "${shell[@]}" || failed=1
 fi
 if have codespell; then
-    codespell -q 3 -L conectix,nd,iif lib tm datastore vmm etc docs bench README.md CONTRIBUTING.md CHANGELOG.md tests/lab tests/unit tests/tools tests/shell || failed=1
+    codespell -q 3 -L conectix,nd,iif lib tm datastore vmm etc docs bench packaging README.md CONTRIBUTING.md CHANGELOG.md tests/lab tests/unit tests/tools tests/shell || failed=1
 fi
 /usr/bin/python3 tests/words.py || failed=1
 missing=$(git ls-files -co --exclude-standard '*.py' '*.sh' '*.bash' '*.bats' tm datastore vmm | while read -r file; do

@@ -38,6 +38,8 @@ class Root:
         (self.changed / ETC / "vmm_exec").mkdir(parents=True)
         (self.changed / ETC / "oned.conf").write_text(oned_conf())
         (self.changed / ETC / "vmm_exec/vmm_execrc").write_text(vmm_execrc())
+        # dpkg would have all manual pages of the release read for each package.
+        self.run("rm", "-f", "/var/lib/man-db/auto-update")
 
     def run(self, *words: str, code: int = 0, beside: bool = False) -> str:
         """Run a command in it, or `beside` it; return what it printed."""

@@ -81,7 +81,8 @@ def parts(path: Path) -> Dict[str, str]:
 def collected(place: FrontEnd, root: Path, path: Path) -> Dict[str, str]:
     bundle = support_bundle.Bundle(Redactor(support_bundle.known_secrets()))
     support_bundle.collect(bundle, place, str(root))
-    bundle.write(str(path), "semishared-support-x")
+    with support_bundle.made(str(path)) as file:
+        bundle.write(file, "semishared-support-x")
     return parts(path)
 
 
@@ -136,6 +137,16 @@ def test_command_makes_one_file_and_replaces_none(
     content = path.read_bytes()
     assert main.main(words) == 2 and "is there already" in capsys.readouterr().err
     assert path.read_bytes() == content
+    words[-1] = str(tmp_path / "nowhere/b.tar.xz")
+    assert main.main(words) == 2 and "no file can be made" in capsys.readouterr().err
+    words[-1] = str(path)
     path.unlink()
+
+    def fails(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(support_bundle, "collect", fails)
+        assert main.main(words) == 130 and not path.exists()
     path.symlink_to(tmp_path / "elsewhere")
     assert main.main(words) == 2 and not (tmp_path / "elsewhere").exists()

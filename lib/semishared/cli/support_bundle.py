@@ -23,7 +23,8 @@ import sys
 import tarfile
 import time
 from collections import deque
-from typing import Any, Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any, Callable, Iterator
 
 from .. import NAME
 from ..errors import BadArguments, SemisharedError
@@ -89,23 +90,34 @@ class Bundle:
             said = e.line() if isinstance(e, SemisharedError) else f"{type(e).__name__}: {e}"
             self.errors[name] = self._redactor.text(said)
 
-    def write(self, path: str, top: str) -> None:
-        """Write all parts below the directory `top` of a new archive; raise OSError."""
+    def write(self, file: IO[bytes], top: str) -> None:
+        """Write all parts below the directory `top` of an archive; raise OSError."""
         parts = dict(self.parts)
         if self.errors:
             parts["errors.txt"] = "".join(f"{name}: {why}\n" for name, why in self.errors.items())
-        # For its owner alone: what is no secret is not for everybody's eyes.
+        with tarfile.open(fileobj=file, mode="w:xz") as archive:
+            for name, text in sorted(parts.items()):
+                content = text.encode("utf-8", "surrogateescape")
+                member = tarfile.TarInfo(f"{top}/{name}")
+                member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
+                archive.addfile(member, io.BytesIO(content))
+
+
+@contextmanager
+def made(path: str) -> Iterator[IO[bytes]]:
+    """Yield a new file that its owner alone may read, which goes again if its maker fails."""
+    try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w:xz") as archive:
-                for name, text in sorted(parts.items()):
-                    content = text.encode("utf-8", "surrogateescape")
-                    member = tarfile.TarInfo(f"{top}/{name}")
-                    member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
-                    archive.addfile(member, io.BytesIO(content))
-        except BaseException:
-            os.unlink(path)
-            raise
+    except FileExistsError:
+        raise BadArguments(f"{path} is there already: name another file (--output)") from None
+    except OSError as e:
+        raise BadArguments(f"no file can be made at {path}: {e.strerror} (--output)") from None
+    try:
+        with os.fdopen(fd, "wb") as file:
+            yield file
+    except BaseException:
+        os.unlink(path)
+        raise
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -114,11 +126,10 @@ def run(arguments: argparse.Namespace) -> int:
     place = located(arguments.root)
     top = f"{NAME}-support-{os.uname().nodename}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = arguments.output or f"{top}.tar.xz"
-    if os.path.lexists(path):
-        raise BadArguments(f"{path} is there already: name another file (--output)")
     bundle = Bundle(Redactor(known_secrets()))
-    collect(bundle, place, arguments.root)
-    bundle.write(path, top)
+    with made(path) as file:
+        collect(bundle, place, arguments.root)
+        bundle.write(file, top)
     if arguments.json:
         on.put_json({"file": os.path.abspath(path), "parts": sorted(bundle.parts), "errors": bundle.errors})
     else:
