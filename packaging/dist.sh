@@ -23,7 +23,7 @@ mkdir -p build/dist
 new=$(mktemp -d build/dist/.new.XXXXXX)
 trap 'rm -rf "$new"' EXIT
 # One thread: with several, xz cuts the archive into blocks by their number.
-git archive --format=tar --prefix="$name/" HEAD | xz --threads=1 -6 >"$new/$name.tar.xz"
+git archive --format=tar --prefix="$name/" HEAD | xz --threads=1 -2 >"$new/$name.tar.xz"
 (cd "$new" && sha256sum "$name.tar.xz" >SHA256SUMS)
 chmod 644 "$new"/*
 mv "$new/$name.tar.xz" "$new/SHA256SUMS" build/dist/

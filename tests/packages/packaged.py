@@ -90,7 +90,7 @@ def repacked(package: Path, folder: Path, version: str) -> Path:
         (share / "tm/of_old").write_text("#!/bin/sh\n")
         (share / "tm/resize").unlink()
     target = folder / f"{package.name.split('_')[0]}_{version}_all.deb"
-    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", str(tree), str(target)], check=True)
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "-b", str(tree), str(target)], check=True)
     shutil.rmtree(tree)
     return target
 
