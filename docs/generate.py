@@ -17,6 +17,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path[0:0] = [str(DOCS.parent / "lib"), str(DOCS)]
 
 import fault_table  # noqa: E402
+import json_schemas  # noqa: E402
 import manuals  # noqa: E402
 import pictures  # noqa: E402
 import runs_table  # noqa: E402
@@ -229,6 +230,7 @@ PAGES = {
     "how-to/configure-oned.md": configure,
     "explanation/disk.svg": pictures.disk,
     "explanation/rooms.svg": pictures.rooms,
+    **{f"reference/schemas/{verb}.json": partial(json_schemas.page, verb) for verb in json_schemas.verbs()},
     **{f"../share/man/man1/{name}": partial(manuals.page, verb) for name, verb in manuals.NAMES.items()},
 }
 

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Optional, Union
 
+import schemas
 from lab import caches, cgroups, layout, roots, state
 
 HERE = Path(__file__).resolve().parent
@@ -360,6 +361,7 @@ class Node:
         done = subprocess.CompletedProcess([str(word) for word in argv], process.returncode, out, err)
         if check and process.returncode:
             raise NodeError(self.name, done)
+        schemas.check(argv, out or b"")
         return done
 
     def wait_for(self, argv: Sequence[str], timeout: float, user: str = layout.USER) -> None:

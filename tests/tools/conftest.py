@@ -7,15 +7,19 @@ times as much as all that they do. A test whose point is what a process is start
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Iterator
 
 import pytest
 
+import schemas
 from faults.rig import own_mounts
 from lab import caches, fork_server
+from semishared.cli import command, main
 from semishared.tools import rate_limit
 from semishared.wire import session
 from tools.world import World
@@ -59,6 +63,25 @@ def forked(
     """Let what asks this machine's host side in the test's own process get a fork."""
     if not request.node.get_closest_marker("starts"):
         monkeypatch.setattr(session, "subprocess", _host_sides)
+
+
+@pytest.fixture(autouse=True)
+def held_to_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a verb prints as JSON in the test's own process is as its schema says."""
+    verbs: list[str] = []
+    inner = main._run
+
+    def run(argv: list[str]) -> int:
+        verbs.append(next((word for word in argv if not word.startswith("-")), ""))
+        return inner(argv)
+
+    def dumps(data: Any, **how: Any) -> str:
+        if verbs and schemas.IS_INSTALLED and (schemas.FOLDER / f"{verbs[-1]}.json").exists():
+            schemas.compare(verbs[-1], json.loads(json.dumps(data)))
+        return json.dumps(data, **how)
+
+    monkeypatch.setattr(main, "_run", run)
+    monkeypatch.setattr(command, "json", SimpleNamespace(dumps=dumps))
 
 
 @pytest.fixture()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
+import schemas
 from lab import forks, layout
 from lab.oned import IMAGE_DS, SYSTEM_DS, ActionFailed, Oned, Settings
 from tools.world import make_image
@@ -62,6 +63,7 @@ class ActionSite:
             argv, input=stdin, env=env, capture_output=True, text=True, check=False, timeout=60
         )
         assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        schemas.check(argv, done.stdout.encode())
         return done
 
     # -- images -------------------------------------------------------------------------------------

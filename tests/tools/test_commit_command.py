@@ -5,6 +5,7 @@ tests/system/test_commit.py.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -50,6 +51,21 @@ def test_what_was_written_is_committed_once(site: ActionSite, capsys: pytest.Cap
     assert image.read_bytes()[3 << 20 : (3 << 20) + 65536] == b"\x55" * 65536
     assert main.main(["commit", str(vm)]) == 0
     assert capsys.readouterr().out == f"VM {vm} disk 0: nothing new to commit\n"
+
+
+def test_a_program_gets_a_row_for_each_disk(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+    vm, image = written(site)
+    before = image.read_bytes()
+    for words, how in ((["--dry-run"], "would commit"), ([], "committed"), ([], "committed")):
+        assert main.main(["commit", str(vm), "--json", *words]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert (said["vm"], said["dry_run"], said["errors"]) == (vm, "--dry-run" in words, [])
+        (row,) = said["rows"]
+        assert (row["disk"], row["how"], row["id"], row["kept"]) == (0, how, "", "")
+        assert (image.read_bytes() == before) is (how == "would commit")
+    assert row["said"] == "nothing new to commit"
+    assert main.main(["commit", str(vm), "--dry-run"]) == 0
+    assert capsys.readouterr().out == f"VM {vm} disk 0: would be committed\n"
 
 
 @pytest.mark.fault(80, "a VM or disk that is not there is called so: neither oned nor its session is blamed")

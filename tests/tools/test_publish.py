@@ -399,7 +399,7 @@ def test_json_says_what_was_written(site: ActionSite, capsys: pytest.CaptureFixt
     (row,) = json.loads(capsys.readouterr().out)["vms"]
     assert (row["vm"], row["how"], row["fields"]) == (vm, "published", shown(site, vm))
     publish("--due", "--json")
-    assert json.loads(capsys.readouterr().out) == {"vms": [], "errors": []}
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "vms": [], "errors": []}
 
 
 # -- kills and scale --------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Iterator
 
 import pytest
 
+import schemas
 from lab.oned import Oned, Settings
 
 UUID = "0b6a6b9e-0000-4000-8000-000000000001"
@@ -28,6 +29,7 @@ class Site:
         env = {"PATH": os.environ["PATH"], "ONE_XMLRPC": self.oned.rpc.url, "ONE_AUTH": str(self.auth), **env}
         done = subprocess.run([str(COMMAND), "setup", *options], env=env, capture_output=True, text=True)
         assert done.returncode == code, done.stderr
+        schemas.check(done.args, done.stdout.encode())
         return done
 
 

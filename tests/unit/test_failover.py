@@ -75,6 +75,13 @@ class Known:
         self.asked.append(number)
 
 
+def rescheduled(oned: Any, item: Vm, is_dry: bool) -> bool:
+    """Have a VM come up elsewhere, print its line, and tell whether it waits."""
+    row = cli.rescheduled(oned, item, is_dry)
+    print(f"VM {item.id} ({item.name}) {cli.text_of(row)}")
+    return bool(row["why"])
+
+
 @pytest.mark.parametrize(
     ("disks", "words"),
     [
@@ -110,7 +117,7 @@ def test_a_vm_is_rescheduled_or_waits_for_a_reason(
     disks: str, words: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     oned: Any = Known()
-    waits = cli.rescheduled(oned, vm(7, disks), False)
+    waits = rescheduled(oned, vm(7, disks), False)
     said = capsys.readouterr().out
     assert waits == (words is not None) and oned.asked == ([] if words else [7])
     assert (words or "is rescheduled") in said and "VM 7 (vm-7)" in said
@@ -122,7 +129,7 @@ def test_a_disk_with_snapshots_is_not_made_anew(capsys: pytest.CaptureFixture[st
         ElementTree.fromstring("<SNAPSHOTS><DISK_ID>0</DISK_ID><SNAPSHOT><ID>3</ID></SNAPSHOT></SNAPSHOTS>")
     )
     oned: Any = Known()
-    assert cli.rescheduled(oned, found, False) and "snapshots 3" in capsys.readouterr().out
+    assert rescheduled(oned, found, False) and "snapshots 3" in capsys.readouterr().out
 
 
 def test_those_that_were_off_under_way_or_are_refused_are_named_too(
@@ -137,7 +144,7 @@ def test_those_that_were_off_under_way_or_are_refused_are_named_too(
         vm(6, lcm=61, hosts=("h3", "h2")),
         refused=(5,),
     )
-    assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, 1)] == [False, True, True, True]
+    assert [rescheduled(oned, item, False) for item in cli.those_of(oned, 1)] == [False, True, True, True]
     said = capsys.readouterr().out.splitlines()
     assert [line.split(" (")[0] for line in said] == ["VM 1", "VM 2", "VM 3", "VM 5"]
     assert "5/0" in said[1] and "onevm recover --retry 3" in said[2] and "wrong state" in said[3]
@@ -151,14 +158,14 @@ def test_a_vm_that_is_off_waits_for_its_user_and_one_without_files_there_is_none
         vm(1, disk(0, 1, CLONE="YES"), state=8, lcm=0),
         *(vm(2 + state, state=state, lcm=0) for state in (1, 2, 4, 9)),
     )
-    assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, 1)] == [True]
+    assert [rescheduled(oned, item, False) for item in cli.those_of(oned, 1)] == [True]
     (line,) = capsys.readouterr().out.splitlines()
     assert "onevm migrate 1 HOST" in line and "disk 0: SEMISHARED_ON_HOST_FAILURE is wait for image 1" in line
 
 
 def test_a_dry_run_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     oned: Any = Known()
-    assert not cli.rescheduled(oned, vm(1), True) and oned.asked == []
+    assert not rescheduled(oned, vm(1), True) and oned.asked == []
     assert "would be" in capsys.readouterr().out
 
 

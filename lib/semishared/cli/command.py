@@ -203,9 +203,13 @@ def put_all(text: str, to: Optional[IO[str]] = None) -> None:
         put(line, to)
 
 
-def put_json(data: object, indent: Optional[int] = 1) -> None:
-    """Print data as JSON, in ASCII with escapes."""
-    print(json.dumps(data, indent=indent), flush=True)
+SCHEMA = 1
+"""Version of what --json prints (docs/reference/schemas): higher when a name goes or means something else."""
+
+
+def put_json(data: Row, indent: Optional[int] = 1) -> None:
+    """Print an object as JSON, in ASCII with escapes, and the version of its schema."""
+    print(json.dumps({"schema": SCHEMA, **data}, indent=indent), flush=True)
 
 
 def warn(line: object) -> None:
@@ -325,7 +329,10 @@ def ask(host: str, action: str, config: Config, step: Step[T]) -> T:
 
 
 class Survey:
-    """Failures by machine: {`where`: machine, "error": line} for each."""
+    """Failures by machine: {"host": machine, `where`: machine, "error": line} for each.
+
+    `where` is how older versions have called the host.
+    """
 
     where = "host"
 
@@ -333,7 +340,7 @@ class Survey:
         self.errors: list[dict[str, str]] = []
 
     def failed(self, machine: str, error: SemisharedError) -> None:
-        self.errors.append({self.where: machine, "error": error.line()})
+        self.errors.append({"host": machine, self.where: machine, "error": error.line()})
 
     def offline(self, host: Host) -> None:
         """Note a host that is not asked."""

@@ -31,6 +31,7 @@ from ..model.disk import names as disk_names
 from ..model.disk import record
 from ..model.exchange import On, Part, ask
 from ..model.store import access as store_access
+from ..named import NamedTuple
 from ..opennebula.args import DiskPlace, VmPlace, absolute
 from ..opennebula.oned import Oned
 from ..opennebula.report import Report
@@ -44,7 +45,7 @@ from ..plan.vm import at_rest
 from ..tools.this_machine import are_one, is_here
 from ..units import human, mib_ceil
 from . import command as on
-from .command import argument, put, warn
+from .command import Row, argument, flag, put, warn
 
 ARGUMENTS = (
     argument("vm", metavar="VM", help="id or name"),
@@ -55,6 +56,8 @@ ARGUMENTS = (
         help="leave the image alone: how to make another one, of this name, of the disk",
     ),
     on.rate_limit("bytes per second to the store at most, e.g. 40M (default: no limit)"),
+    flag("--dry-run", "say which disks would be committed, and do nothing"),
+    on.JSON_FOR_LINES,
 )
 
 
@@ -66,24 +69,50 @@ def run(arguments: argparse.Namespace) -> int:
     vm = _vm(oned, arguments.vm)
     action = committing(vm)
     here = of_vm(oned, vm, action, arguments.disk, arguments.as_new_image, most)
-    silent: list[str] = []
-    work = [(f"VM {vm.id} disk {disk}", part) for disk, part in here]
+    silent: list[Row] = []
+    work = [Work(disk, "", part) for disk, part in here]
     work += _kept(oned, vm, arguments, action, silent)
     if not work and not silent and arguments.disk is not None:
         _refuse_unknown(vm, arguments.disk)
-    if not work:
+    if not work and not arguments.json:
         which = f"disk {arguments.disk} of " if arguments.disk is not None else ""
         put(f"{which}VM {vm.id}: nothing is local and of a persistent image, and nothing was kept")
-    failed, error = 2 if silent else 0, ""
-    for what, part in work:
-        try:
-            put(f"{what}: {carry_out(part, action)}", flush=True)
-        except SemisharedError as e:
-            failed, error = 1, f"commit: {e.id} {e.detail}"
-            warn(f"{what}: {e.line()}")
-    if work and not arguments.as_new_image:
+    rows = [_carried_out(vm, one, action, arguments) for one in work]
+    failed = next((row for row in reversed(rows) if row["how"] == "failed"), None)
+    if work and not arguments.as_new_image and not arguments.dry_run:
+        error = f"commit: {failed['id']} {failed['why']}" if failed else ""
         publication.after(oned, action.config, {vm.id: error})
-    return failed
+    if arguments.json:
+        on.put_json({"vm": vm.id, "dry_run": arguments.dry_run, "rows": rows, "errors": silent})
+    return 1 if failed else 2 if silent else 0
+
+
+class Work(NamedTuple):
+    """What is to be done with a disk, or with what was kept of it."""
+
+    disk: int
+    kept: str
+    """`kept in DIRECTORY on HOST` of a diff whose VM was deleted, else ''."""
+    part: Part[str]
+
+
+def _carried_out(vm: Vm, work: Work, action: Action, arguments: argparse.Namespace) -> Row:
+    """Do the work on a disk, print what has become of it, and return its row."""
+    row: Row = {"vm": vm.id, "disk": work.disk, "kept": work.kept, "how": "", "why": "", "id": "", "said": ""}
+    what = f"VM {vm.id} disk {work.disk}{work.kept and f' {work.kept}'}"
+    if arguments.dry_run:
+        does = f"another image {arguments.as_new_image} would be made" if arguments.as_new_image else ""
+        row.update(how="would commit", said=does or "would be committed")
+    else:
+        try:
+            said = carry_out(work.part, action)
+            row.update(how="told" if arguments.as_new_image else "committed", said=said)
+        except SemisharedError as e:
+            row.update(how="failed", id=e.id, why=e.detail)
+            warn(f"{what}: {e.line()}")
+    if row["how"] != "failed" and not arguments.json:
+        put(f"{what}: {row['said']}", flush=True)
+    return row
 
 
 def _refuse_unknown(vm: Vm, disk: int) -> None:
@@ -188,8 +217,8 @@ def _committed(place: DiskPlace, vm: Vm, domain: str, freeze: str, most: int) ->
 
 
 def _kept(
-    oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action, silent: list[str]
-) -> Iterator[tuple[str, Part[str]]]:
+    oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action, silent: list[Row]
+) -> Iterator[Work]:
     """Yield the work for a VM's kept disks; add machines that cannot be asked to `silent`."""
     systems = [store for store in oned.datastores() if store.is_system and store.driver == NAME]
     others = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)}
@@ -203,17 +232,17 @@ def _kept(
                 found = carry_out(ask(machine, c.FindKept(vm.id, location, numbers)), action).kept
             except SemisharedError as e:
                 warn(f"{machine}: what it may have kept is not known: {e.line()}")
-                silent.append(machine)
+                silent.append({"host": machine, "error": e.line()})
                 continue
             for item in found:
                 if arguments.disk not in (None, item.disk):
                     continue
                 disk, new = s.DiskRef(vm.id, item.disk, item.path), arguments.as_new_image
-                name = f"VM {vm.id} disk {disk.disk} kept in {disk.vm_dir} on {machine}"
+                kept = f"kept in {disk.vm_dir} on {machine}"
                 if new:
-                    yield name, _new(machine, vm, disk, item, new)
+                    yield Work(disk.disk, kept, _new(machine, vm, disk, item, new))
                 else:
-                    yield name, _finished(machine, vm, disk, item, limit(arguments))
+                    yield Work(disk.disk, kept, _finished(machine, vm, disk, item, limit(arguments)))
 
 
 def _image(machine: str, vm: Vm, disk: s.DiskRef, item: KeptDisk) -> Part[s.ImageRef]:

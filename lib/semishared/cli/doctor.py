@@ -115,7 +115,10 @@ def run(arguments: argparse.Namespace) -> int:
     worst = max((item.severity for item in findings), default=plan.OK)
     rows = {machine: machine_row(answer) for machine, answer in answers.items()}
     if arguments.json:
-        said = [{**item._asdict(), "severity": plan.WORDS[item.severity]} for item in findings]
+        said = [
+            {"host": item.machine, **item._asdict(), "severity": plan.WORDS[item.severity]}
+            for item in findings
+        ]
         put_json({"result": plan.WORDS[worst], "findings": said, "machines": rows})
     else:
         show(findings, rows)

@@ -34,7 +34,7 @@ from ..opennebula.states import VmState
 from ..opennebula.values import decode
 from ..opennebula.xml import Host, Vm
 from ..plan.vm import failover
-from .command import administrator, argument, flag, put, put_all
+from .command import JSON_FOR_LINES, Row, administrator, argument, flag, put, put_all, put_json
 
 WAIT_S = 300
 """OpenNebula's own hook waits as long, with the arguments on its page."""
@@ -54,6 +54,7 @@ ARGUMENTS = (
         help=f"with --hook: how long (default: {WAIT_S})",
     ),
     flag("--dry-run", "say which VMs would be rescheduled, and which wait"),
+    JSON_FOR_LINES,
 )
 
 
@@ -62,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_hook:
         put_all(next_steps.hook(os.path.realpath(sys.argv[0])))
         return 0
+    if arguments.json and arguments.hook:
+        raise BadArguments("--hook prints lines, which OpenNebula keeps: it has no --json")
     if not 0 <= arguments.wait <= LONGEST_S:
         raise BadArguments(f"--wait {arguments.wait}: from 0 to {LONGEST_S} seconds")
     oned, config = administrator(), load()
@@ -69,19 +72,23 @@ def run(arguments: argparse.Namespace) -> int:
     host = lost(oned, name, arguments.wait if arguments.hook else 0, config.hosts_connect_timeout_s)
     if host is None:
         return 0
+    answer: Row = {"host": host.name, "dry_run": arguments.dry_run, "fence": None, "vms": []}
+    tell = (lambda text: None) if arguments.json else say
     if not arguments.dry_run:
         with trail.noted("fence", host.name):
-            proof = Fence(oned, config).fence(host.name)
-        say(f"{host.name} is shut out of all stores (fence {proof.epoch})")
-    waiting = 0
+            answer["fence"] = Fence(oned, config).fence(host.name).epoch
+        tell(f"{host.name} is shut out of all stores (fence {answer['fence']})")
     for vm in those_of(oned, host.id):
-        waits = rescheduled(oned, vm, arguments.dry_run)
-        waiting += waits
+        row = rescheduled(oned, vm, arguments.dry_run)
+        answer["vms"].append(row)
+        tell(f"VM {vm.id} ({vm.name}) {text_of(row)}")
         if not arguments.dry_run:
             trail.note("reschedule", f"VM {vm.id} of {host.name}", "waits" if waits else trail.OK)
             # `publish --due` says it: the host itself says nothing any more.
-            vm_notes.leave(vm.id, f"failover: {host.name} is lost, and the VM waits" if waits else "")
-    return int(waiting > 0)
+            vm_notes.leave(vm.id, f"failover: {host.name} is lost, and the VM waits" if row["why"] else "")
+    if arguments.json:
+        put_json(answer)
+    return int(any(row["why"] for row in answer["vms"]))
 
 
 def say(text: str) -> None:
@@ -131,17 +138,22 @@ def those_of(oned: Oned, host: int) -> Iterator[Vm]:
                 yield known
 
 
-def rescheduled(oned: Oned, vm: Vm, is_dry: bool) -> bool:
-    """Have a VM come up elsewhere; tell whether it has to wait, and print why."""
+def rescheduled(oned: Oned, vm: Vm, is_dry: bool) -> Row:
+    """Have a VM come up elsewhere; return its row, with the reason if it has to wait."""
     try:
         why = "; ".join(reasons(oned, vm))
         if not why and not is_dry:
             oned.reschedule(vm.id)
     except SemisharedError as e:
         why = e.detail
-    how = f"waits: {why}" if why else "would be rescheduled" if is_dry else "is rescheduled"
-    say(f"VM {vm.id} ({vm.name}) {how}")
-    return bool(why)
+    how = "waits" if why else "would be rescheduled" if is_dry else "rescheduled"
+    return {"vm": vm.id, "name": vm.name, "how": how, "why": why}
+
+
+def text_of(row: Row) -> str:
+    """Return what has become of a VM, for people."""
+    how = "is rescheduled" if row["how"] == "rescheduled" else row["how"]
+    return f"{how}: {row['why']}" if row["why"] else str(how)
 
 
 def reasons(oned: Oned, vm: Vm) -> Iterator[str]:

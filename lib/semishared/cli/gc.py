@@ -497,4 +497,4 @@ def spell(seconds_: int) -> str:
 def row(item: plan.Finding, result: str) -> Row:
     """Return a finding and its result as JSON data."""
     said = {name: getattr(item, name) for name in ("machine", "kind", "path", "reason", "bytes")}
-    return {**said, "age_s": item.age, "keep": item.keep, "result": result}
+    return {"host": item.machine, **said, "age_s": item.age, "keep": item.keep, "result": result}

@@ -57,7 +57,8 @@ class Found(NamedTuple):
 
     def to_data(self) -> Row:
         """Return all of it as JSON data."""
-        return {**to_data(self.share), "datastore": self.datastore, "state": self.state}
+        more = {"bytes": self.share.used, "datastore": self.datastore, "state": self.state}
+        return {**to_data(self.share), **more}
 
 
 def share_state(row: ListedShare, image: Optional[Image], store: int) -> str:
@@ -253,7 +254,7 @@ def usage(oned: Oned, word: str) -> Row:
             f"image {word} is {row.directory}, which was there before: nobody counts what is in it"
         )
     said = f"{_used(row)} of {human(row.size)}"
-    answer = {"image": image, "used": row.used, "size": row.size, "said": said}
+    answer = {"image": image, "bytes": row.used, "used": row.used, "size": row.size, "said": said}
     return {**answer, "wrong": wrong, "said": f"{said}; {wrong.detail}"} if wrong else answer
 
 

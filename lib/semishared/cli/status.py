@@ -163,7 +163,8 @@ class Cloud:
                     "vm": vm.id,
                     "name": vm.name,
                     "state": name_of(vm.state),
-                    "machine": machine,
+                    "host": machine,
+                    "machine": machine,  # its name before 0.2
                     "disk": disk.id,
                     "image": image.name if image else None,
                     "image_id": disk.image_id if image else None,
@@ -377,7 +378,7 @@ class SharedShare(NamedTuple):
     def to_data(self) -> Row:
         """Return all of it as JSON data."""
         more = {"datastore": self.datastore, "name": self.name, "vms": self.vms, "state": self.state}
-        return {**to_data(self.share), **more}
+        return {**to_data(self.share), "bytes": self.share.used, **more}
 
 
 def share_rows(cloud: Cloud) -> list[SharedShare]:

@@ -96,7 +96,7 @@ class Tree:
             for folder, _, names in os.walk(pages):
                 target = f"{package}/docs{folder[len(pages) :]}"
                 for name in names:
-                    if name.endswith(".md"):
+                    if name.endswith(".md") or folder.endswith("/schemas"):
                         os.makedirs(target, exist_ok=True)
                         shutil.copyfile(f"{folder}/{name}", f"{target}/{name}")
                         os.chmod(f"{target}/{name}", 0o644)
