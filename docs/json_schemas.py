@@ -32,8 +32,8 @@ PROGRESS = """event:text host:text have?:int of?:int source?:text done?:bool tra
     hosts?:[text] name?:text"""
 PLAN = "event:text transport:text sender:text|null hosts:[text]"
 SHARE = """image:int owner:int born:int bytes:int size:int used:int source:text stripes?:count
-    object_size?:count pool?:text directory?:text readonly?:bool snapshots?:[text]|null wrong?:any datastore:int
-    state:text name?:text|null vms?:[@having]"""
+    object_size?:count pool?:text directory?:text readonly?:bool snapshots?:[text]|null wrong?:any
+    datastore:int state:text name?:text|null vms?:[@having]"""
 DISK = """vm:count name:text state:text host:text machine:text disk:count image:text|null image_id:int|null
     place:text|null how:text|null format:text|null bytes:count|null uncommitted:count|null io_class:text|null
     snapshots:count|null path:text|null device:text|null hot:any delta:bool|null why:text base:text|null

@@ -289,14 +289,15 @@ def mirror(name: str, target: str, path: str, format: str, rate: int = 0) -> Non
     """Have QEMU mirror a disk's active layer, and later writes, to the file `path` until that is ended.
 
     Into a raw file goes the disk's whole content: `rate` bytes per second, 0 for no limit. QEMU completes a
-    guest's write after both files have it: however slow the copy is, both become equal.
+    guest's write after both files have it: however slow the copy is, both become equal (from libvirt 8.0 on).
     """
     domain.check_plain(name, [target])
     libvirt = libvirtd.binding()
     flags = libvirt.VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
     values = {}
     if format == "raw":
-        flags |= libvirt.VIR_DOMAIN_BLOCK_COPY_SYNCHRONOUS_WRITES
+        # libvirt before 8.0 has no word for it: there both become equal when the guest writes less.
+        flags |= getattr(libvirt, "VIR_DOMAIN_BLOCK_COPY_SYNCHRONOUS_WRITES", 0)
         if rate:
             values[libvirt.VIR_DOMAIN_BLOCK_COPY_BANDWIDTH] = rate
             values[libvirt.VIR_DOMAIN_BLOCK_COPY_BUF_SIZE] = at_once(rate)
