@@ -94,7 +94,8 @@ ROWS: Dict[str, Dict[str, str]] = {
     },
     "jobs": {
         "": "jobs:[@job] errors:[@error]",
-        "job": "host:text vm:int disk:int *",
+        "job": """host:text pid:count vm:int|null disk:int|null action:text step:text image:text source:text
+            target:text done:count of:count rate:count since:count asked_by:text""",
         "error": ERROR,
     },
     "plan": {
@@ -157,6 +158,7 @@ ROWS: Dict[str, Dict[str, str]] = {
         "space": "free:count total:count",
         "error": ERROR,
     },
+    "support-bundle": {"": "file:text parts:[text] errors:{text}"},
 }
 """Verb -> its rows, '' that of the object which it prints, or of the last line."""
 LINES = ("summary", "vm", "note", "plan", "progress")

@@ -249,6 +249,8 @@ COMPARED = {
     ),
     "names that the command has given to machines itself: the front-end has that of OpenNebula, "
     "if that has one for it": (
+        "cli/metrics.py",
+        "plan/care/attention.py",
         "cli/doctor.py",
         "cli/gc.py",
         "cli/status.py",

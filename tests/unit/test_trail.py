@@ -292,7 +292,17 @@ CHANGING: Dict[str, Dict[str, Any]] = {
     "share": {"verb": "snapshot", "words": ["remove", "7", "x"]},
     "stage": {},
 }
-ONLY_LOOK = {"attention", "caps", "plan", "publish", "status"}
+ONLY_LOOK = {
+    "attention",
+    "caps",
+    "explain",
+    "jobs",
+    "metrics",
+    "plan",
+    "publish",
+    "status",
+    "support-bundle",
+}
 
 
 def test_every_verb_is_known_to_change_something_or_not() -> None:

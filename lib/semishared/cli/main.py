@@ -17,7 +17,7 @@ from ..opennebula.report import drop_output, printable
 from ..tools import progress
 from ..wire.session import looking_only
 from . import trailed
-from .command import Refused, describe, warn
+from .command import Refused, describe, put, warn
 
 COMMANDS = {
     "attention": "list what waits for an operator, each with its command",
@@ -56,7 +56,7 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **how)
 
     def __call__(self, top: argparse.ArgumentParser, *_: object) -> None:
-        print(importlib.import_module("..install.commit", __package__).version())
+        put(importlib.import_module("..install.commit", __package__).version())
         top.exit()
 
 

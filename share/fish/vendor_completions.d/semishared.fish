@@ -50,14 +50,17 @@ function _shtab_semishared_using
   test "$_shtab_semishared_cmdpath" = "$argv"
 end
 
-set -g _shtab_semishared_commands base caps cluster commit detach doctor explain failover fence gc plan pool publish setup share stage status
-set -g _shtab_semishared_opts_with_value --as-new-image --bridge-user --cluster --compress --data-pool --discard --fence-user --host --hosts --image --kind --label --older-than --out --pool --rate --reader --remote --role --root --service --set --set-system --system --timeout --transport --user --vm --vmgroup --vms --wait
+set -g _shtab_semishared_commands attention base caps cluster commit detach doctor explain failover fence gc jobs metrics plan pool publish setup share stage status support-bundle
+set -g _shtab_semishared_opts_with_value --as-new-image --bridge-user --cluster --compress --data-pool --discard --fence-user --host --hosts --image --kind --label --older-than --out --output --pool --rate --reader --remote --role --root --service --set --set-system --system --timeout --transport --user --vm --vmgroup --vms --wait
 
 complete -c semishared -e
 complete -c semishared -f
 
 complete -c semishared -n _shtab_semishared_using -s h -l help -d 'show this help message and exit'
-complete -c semishared -n _shtab_semishared_using -l version -d 'show program'"'"'s version number and exit'
+complete -c semishared -n _shtab_semishared_using -l version -d 'print version and commit'
+complete -c semishared -n '_shtab_semishared_using; and test $_shtab_semishared_npos -eq 0' -a attention -d 'list what waits for an operator, each with its command'
+complete -c semishared -n '_shtab_semishared_using attention' -s h -l help -d 'show this help message and exit'
+complete -c semishared -n '_shtab_semishared_using attention' -l json -d 'one JSON object on stdout'
 complete -c semishared -n '_shtab_semishared_using; and test $_shtab_semishared_npos -eq 0' -a base -d 'list, verify, prune and evict the bases of hosts'
 complete -c semishared -n '_shtab_semishared_using base' -s h -l help -d 'show this help message and exit'
 complete -c semishared -n '_shtab_semishared_using base' -l hosts -x -d 'these hosts, by their names in OpenNebula'
@@ -137,6 +140,13 @@ complete -c semishared -n '_shtab_semishared_using gc' -l json -d 'one JSON obje
 complete -c semishared -n '_shtab_semishared_using gc' -l discard -x -d 'remove these kept disks (`.kept-...`) too: what was not committed is lost'
 complete -c semishared -n '_shtab_semishared_using gc' -l older-than -x -d 'e.g. 90s, 30m, 2h, 7d (default: 1h)'
 complete -c semishared -n '_shtab_semishared_using gc' -l now -d 'whatever its age; for a cloud where nothing is under way'
+complete -c semishared -n '_shtab_semishared_using; and test $_shtab_semishared_npos -eq 0' -a jobs -d 'list what machines move now, how far it is, and for which verb'
+complete -c semishared -n '_shtab_semishared_using jobs' -s h -l help -d 'show this help message and exit'
+complete -c semishared -n '_shtab_semishared_using jobs' -l watch -d 'list again every 2 seconds; with --json one object a line'
+complete -c semishared -n '_shtab_semishared_using jobs' -l json -d 'one JSON object on stdout'
+complete -c semishared -n '_shtab_semishared_using; and test $_shtab_semishared_npos -eq 0' -a metrics -d 'write metrics of actions, hosts, bases and pools for Prometheus'
+complete -c semishared -n '_shtab_semishared_using metrics' -s h -l help -d 'show this help message and exit'
+complete -c semishared -n '_shtab_semishared_using metrics' -l output -x -d 'write this file, in node_exporter'"'"'s directory, and not to stdout'
 complete -c semishared -n '_shtab_semishared_using; and test $_shtab_semishared_npos -eq 0' -a plan -d 'say what an action would do, and do nothing'
 complete -c semishared -n '_shtab_semishared_using plan' -s h -l help -d 'show this help message and exit'
 complete -c semishared -n '_shtab_semishared_using plan' -l json -d 'one JSON object on stdout'
@@ -186,3 +196,8 @@ complete -c semishared -n '_shtab_semishared_using stage' -l json -d 'JSON lines
 complete -c semishared -n '_shtab_semishared_using; and test $_shtab_semishared_npos -eq 0' -a status -d 'say where each disk lives and why, and what it needs'
 complete -c semishared -n '_shtab_semishared_using status' -s h -l help -d 'show this help message and exit'
 complete -c semishared -n '_shtab_semishared_using status' -l json -d 'one JSON object on stdout'
+complete -c semishared -n '_shtab_semishared_using; and test $_shtab_semishared_npos -eq 0' -a support-bundle -d 'collect what a report of a fault needs, without passwords and keys'
+complete -c semishared -n '_shtab_semishared_using support-bundle' -s h -l help -d 'show this help message and exit'
+complete -c semishared -n '_shtab_semishared_using support-bundle' -l output -x -d 'where to (default: a new file in this directory)'
+complete -c semishared -n '_shtab_semishared_using support-bundle' -l root -x -d 'an OpenNebula whose files are below this directory'
+complete -c semishared -n '_shtab_semishared_using support-bundle' -l json -d 'one JSON object on stdout'
