@@ -211,7 +211,7 @@ class Host:
                 continue
             try:
                 self._noting.look()
-            except (OSError, ValueError, ImportError, AttributeError):
+            except (OSError, ValueError, ImportError, AttributeError, LookupError, RuntimeError, TypeError):
                 pass  # as while the package is replaced: the work goes on unseen
             ticks += 1
             if ticks * TICK_S % ALIVE_S:
