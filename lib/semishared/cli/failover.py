@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer["vms"].append(row)
         tell(f"VM {vm.id} ({vm.name}) {text_of(row)}")
         if not arguments.dry_run:
-            trail.note("reschedule", f"VM {vm.id} of {host.name}", "waits" if waits else trail.OK)
+            trail.note("reschedule", f"VM {vm.id} of {host.name}", "waits" if row["why"] else trail.OK)
             # `publish --due` says it: the host itself says nothing any more.
             vm_notes.leave(vm.id, f"failover: {host.name} is lost, and the VM waits" if row["why"] else "")
     if arguments.json:

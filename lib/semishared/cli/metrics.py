@@ -27,13 +27,18 @@ from ..front import action_counts
 from ..model.base.steps import ListBases, Listed, ReportDisks, Reported
 from ..model.device.steps import ListDevices, PoolDevices
 from ..model.disk import names as disk_names
+from ..model.job_steps import ListJobs, doing
 from ..named import NamedTuple
+from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host
 from ..plan.base import eviction
 from ..plan.care import metrics as plan
+from ..plan.care.attention import items as attention_items
+from ..plan.care.checks import WORDS
 from ..tools import files, locks
 from ..wire.messages import RELEASE
 from ..wire.session import Session
+from . import attention
 from . import command as on
 from .command import argument, warn
 
@@ -55,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     began, oned, config = time.monotonic(), on.administrator(), load()
     stores = on.ours(oned.datastores())
     hosts = [host for host in oned.hosts() if not host.is_offline and host.is_near(stores)]
-    machines = ask(hosts, stores, config)
+    machines, jobs = ask(hosts, stores, config)
+    waiting = findings(oned, config)
     # Counts that were read later are written later: no counter goes down.
     with locks.exclusive(action_counts.lock(), LOCK_S):
         counts = action_counts.fold(warn)
@@ -68,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
                 actions=counts.actions,
                 uncounted=counts.uncounted,
                 machines=machines,
-                jobs=jobs(),
-                findings=findings(),
+                jobs=jobs,
+                findings=waiting,
             )
         )
         if output:
@@ -90,14 +96,10 @@ def _checked(output: Union[str, None]) -> str:
     return path
 
 
-def jobs() -> List[Tuple[str, str]]:
-    """Return the machine and the kind of each job that is under way."""
-    return []
-
-
-def findings() -> List[str]:
-    """Return the severity (plan.SEVERITIES) of each thing that needs an administrator."""
-    return []
+def findings(oned: Oned, config: Config) -> List[str]:
+    """Return the severity (plan.SEVERITIES) of each thing that waits for an operator."""
+    found = attention_items(attention.asked(oned, config, attention.Survey()))
+    return [WORDS[item.severity] for item in found]
 
 
 class Said(NamedTuple):
@@ -110,16 +112,22 @@ class Said(NamedTuple):
 
 def ask(
     hosts: List[Host], stores: Sequence[Datastore], config: Config
-) -> Dict[str, Union[plan.Machine, None]]:
-    """Ask all hosts and the front-end, at once; None is what one that has not answered has said."""
+) -> Tuple[Dict[str, Union[plan.Machine, None]], List[Tuple[str, str]]]:
+    """Ask all hosts and the front-end, at once; None is what one that has not answered has said.
+
+    Beside that: the machine and the kind of each job that is under way.
+    """
     front_end = on.front_end_of(hosts)
     if all(host.name != front_end for host in hosts):
         hosts = [*hosts, Host.parse(f"<HOST><NAME>{front_end}</NAME></HOST>")]
     locations = sorted(set(map(on.location, stores)))
     systems = tuple(sorted(store.id for store in stores if store.is_system))
 
+    jobs: List[Tuple[str, str]] = []
+
     def look(session: Session, host: Host) -> List[Said]:
         found = []
+        jobs.extend((host.name, doing(job)) for job in session.ask(ListJobs()))
         for location in locations:
             root = disk_names.base_store(location)
             steps: Any = (ReportDisks(location, systems), ListBases(root), ListDevices(root))
@@ -130,10 +138,11 @@ def ask(
     answers = survey.ask(hosts, "metrics", config, look)
     for error in survey.errors:
         warn(f"{error['host']}: {error['error']}")
-    return {
+    said = {
         host.name: machine(host, answers[host.name], config) if host.name in answers else None
         for host in hosts
     }
+    return said, jobs
 
 
 def machine(host: Host, said: Sequence[Said], config: Config) -> plan.Machine:
