@@ -11,8 +11,9 @@ from typing import Iterator
 
 import pytest
 
-from semishared.cli import explain, main
+from semishared.cli import doctor, explain, main
 from semishared.errors import catalogue
+from semishared.plan.care.checks import Finding
 
 pytestmark = pytest.mark.reads_checkout
 
@@ -62,6 +63,16 @@ def test_a_page_is_printed_by_the_name_that_lines_give_it(capsys: pytest.Capture
     for word in ("docs/how-to/nfs.md", "how-to/nfs", "docs/how-to/apparmor.md#selinux"):
         assert main.main(["explain", word]) == 0
         assert capsys.readouterr().out.startswith("# ")
+
+
+@pytest.mark.parametrize("mend", ["docs/how-to/nfs.md, Fences", "as root on h1: mount /x"])
+def test_doctor_says_where_the_pages_are_that_its_lines_name(
+    mend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doctor.show([Finding(2, "h1", "the store is not mounted", mend)], {})
+    lines = capsys.readouterr().out.splitlines()
+    said = f"pages are in {ROOT / 'docs'}; `semishared explain PAGE` prints one"
+    assert (said in lines) == ("docs/" in mend) and lines[-1] == "0 machines: 1 broken, 0 warnings"
 
 
 def named() -> Iterator[tuple[str, str]]:
