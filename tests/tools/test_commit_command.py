@@ -14,6 +14,7 @@ from typing import Iterator
 
 import pytest
 
+from rehearsing import things
 from semishared.cli import main
 from tools.oned_site import HERE, SYSTEM, ActionSite
 from tools.test_gc_clouds import at_rest, use
@@ -55,7 +56,10 @@ def test_what_was_written_is_committed_once(site: ActionSite, capsys: pytest.Cap
 
 def test_a_program_gets_a_row_for_each_disk(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
     vm, image = written(site)
-    before = image.read_bytes()
+    before, there = image.read_bytes(), things(site.top)
+    assert main.main(["commit", str(vm), "--dry-run", "--json"]) == 0
+    assert things(site.top) == there, "a dry run changes nothing on disk"
+    capsys.readouterr()
     for words, how in ((["--dry-run"], "would commit"), ([], "committed"), ([], "committed")):
         assert main.main(["commit", str(vm), "--json", *words]) == 0
         said = json.loads(capsys.readouterr().out)

@@ -128,8 +128,9 @@ def dry(command: str) -> bool:
 
 
 def test_every_subcommand_with_a_dry_run_is_run_here() -> None:
-    # Of shares: test_share_clouds.py, where there are some. Of doctor: tests/neighbours/test_sunstone.py.
-    assert {command for command in COMMANDS if dry(command)} == {*RUNS, "share", "doctor"}
+    # Of shares: test_share_clouds.py, where there are some. Of doctor: tests/neighbours/test_sunstone.py. Of
+    # commit: test_commit_command.py.
+    assert {command for command in COMMANDS if dry(command)} == {*RUNS, "share", "doctor", "commit"}
 
 
 @pytest.mark.fault(21, "--dry-run changes nothing on any machine: no name, byte, time or attribute")
