@@ -21,37 +21,19 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import re
 import shlex
 import sys
 import time
 from contextlib import contextmanager, suppress
-from typing import Iterable, Iterator, Sequence, Tuple
+from typing import Iterable, Iterator, Sequence
 
 from .. import NAME
 from ..errors import SemisharedError
+from ..tools.redact import Redactor
 
 OK, TOLD = "ok", "told"
-HIDDEN = "***"
 LONGEST = 400
 """Characters of a value: names may be long, and a line is to be read."""
-SHORTEST_SECRET = 4
-"""Characters from which on a word alone is taken for the password that it equals."""
-NAMES = r"passw(?:or)?d|passphrase|secret|token|api[_-]?key"
-VALUE = r"""(?:"[^"]*"?|'[^']*'?|\S+)"""
-PATTERNS: Tuple[Tuple[str, str], ...] = (
-    # Private keys, also cut off, and in one line.
-    (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", HIDDEN),
-    # USER:PASSWORD@ or TOKEN@ of a URL, whatever is in it, and what follows its `?`: signatures, tokens.
-    (r"\b([A-Za-z][A-Za-z0-9+.\-]*:/+)\S*@", rf"\1{HIDDEN}@"),
-    (r"\b([A-Za-z][A-Za-z0-9+.\-]*:/+[^\s?#]*)[?#]\S+", rf"\1?{HIDDEN}"),
-    # A key of Ceph is 28 bytes in base64.
-    (r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{38}==", HIDDEN),
-    (r"(?i)\b((?:proxy-)?authorization\s*[:=]\s*)(?:basic|bearer|digest)?\s*\S+", rf"\1{HIDDEN}"),
-    (rf"(?i)((?:{NAMES}|\bkey)\w*[\"']?\s*[:=]\s*){VALUE}", rf"\1{HIDDEN}"),
-    (rf"(?i)(--?(?:{NAMES})\s+){VALUE}", rf"\1{HIDDEN}"),
-)
-"""Forms of secrets, and what stands in the place of each."""
 _by_verb = False
 """Whether this process is the operator's command, not an action of oned's."""
 _count = 0
@@ -105,11 +87,7 @@ def of_words(words: Iterable[str]) -> str:
 
 def redacted(text: str) -> str:
     """Return a text without what is secret in it: by its form, or as it stands in one_auth or beside it."""
-    for secret in sorted(_known(), key=len, reverse=True):
-        text = text.replace(secret, HIDDEN)
-    for pattern, by in PATTERNS:
-        text = re.sub(pattern, by, text, flags=re.DOTALL)
-    return text
+    return Redactor(_known()).text(text)
 
 
 def _known() -> Iterator[str]:
@@ -119,7 +97,7 @@ def _known() -> Iterator[str]:
     for file in (auth, key):
         said = _first_line(file)
         password = said.partition(":")[2] if file == auth else said
-        yield from (word for word in (said, password) if len(word) >= SHORTEST_SECRET)
+        yield from (said, password)
 
 
 def _first_line(file: str) -> str:

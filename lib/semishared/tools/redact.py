@@ -34,8 +34,9 @@ _NAMED = re.compile(
 )
 """A name, and all that follows in its line: where a value ends depends on a syntax that may be any."""
 _URL = re.compile(
-    r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,20}://)(?:[^\s/?#\"'<>]*@)?(?P<rest>[^\s\"'<>?]*)(?P<query>\?\S*)?"
+    r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,20}:/+)(?:[^\s\"'<>]*@)?(?P<rest>[^\s\"'<>?#]*)(?P<query>[?#]\S*)?"
 )
+"""Whatever a password has in it: all before the last @ goes."""
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)", re.DOTALL)
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/]{22,}={1,2}")
 """The keys of Ceph, and what else is random bytes with an end."""
