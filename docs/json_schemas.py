@@ -138,7 +138,7 @@ ROWS: Dict[str, Dict[str, str]] = {
     },
     "stage": {
         "": """event:text images:[@image] transports:[text] sender:text|null seconds:num bytes:{count}
-            common:any unique:any stream:@stream ratio:num|null rate:int|null complete:bool hosts:{@outcome}
+            common:count unique:count stream:@stream ratio:num|null rate:int|null complete:bool hosts:{@outcome}
             gone:[int]""",
         "image": "id:count name:text generation:text",
         "stream": "codec?:text plain?:count packed?:count resent_percent?:num dropped?:count",
