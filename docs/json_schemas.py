@@ -138,8 +138,8 @@ ROWS: Dict[str, Dict[str, str]] = {
     },
     "stage": {
         "": """event:text images:[@image] transports:[text] sender:text|null seconds:num bytes:{count}
-            common:count unique:count stream:@stream ratio:num|null rate:int|null complete:bool hosts:{@outcome}
-            gone:[int]""",
+            common:count unique:count stream:@stream ratio:num|null rate:int|null complete:bool
+            hosts:{@outcome} gone:[int]""",
         "image": "id:count name:text generation:text",
         "stream": "codec?:text plain?:count packed?:count resent_percent?:num dropped?:count",
         "outcome": "ok:bool sources:{@source} troubles:[text] why:text lacks:[text]",
