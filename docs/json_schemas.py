@@ -43,7 +43,7 @@ SNAPSHOT = "name:text made:int alone:int path:text in_guest:text wrong?:any"
 ROWS: Dict[str, Dict[str, str]] = {
     "attention": {
         "": "items:[@item] errors:[@error]",
-        "item": "kind:text severity:text host?:text machine:text what:text since:text|null command:text",
+        "item": "kind:text severity:text host:text machine:text what:text since:text|null command:text",
         "error": ERROR,
     },
     "base": {"": "bases:[@base] errors:[@error]", "base": BASE, "error": ERROR},

@@ -68,7 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
             put(f"{'':8}-> {item.command}")
 
     rows = [
-        {**item._asdict(), "severity": WORDS[item.severity], "since": item.since or None} for item in found
+        {
+            "host": item.machine,
+            **item._asdict(),
+            "severity": WORDS[item.severity],
+            "since": item.since or None,
+        }
+        for item in found
     ]
     survey.told(arguments, {"items": rows}, show, total(found))
     return 2 if survey.errors else int(bool(found))
