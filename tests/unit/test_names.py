@@ -253,7 +253,6 @@ COMPARED = {
         "plan/care/attention.py",
         "cli/doctor.py",
         "cli/gc.py",
-        "cli/metrics.py",
         "cli/status.py",
         "front/action.py",
         "plan/care/diagnosis.py",
