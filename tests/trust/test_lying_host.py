@@ -429,6 +429,7 @@ WORDS: Dict[str, Tuple[str, ...]] = {
     "gc": ("--dry-run", "--now"),
     "gc that removes": ("--now", "--yes"),
     "jobs": (),
+    "metrics": (),
     "status": (),
     "publish": ("VM",),
     "pool list": (LIAR,),
@@ -450,7 +451,11 @@ WORDS: Dict[str, Tuple[str, ...]] = {
     "share snapshot remove": ("905", "one", "--yes"),
     "gc of shares": ("--dry-run", "--now"),
 }
-NO_HOST = {"caps": "prints what a datastore needs"}
+NO_HOST = {
+    "caps": "prints what a datastore needs",
+    "explain": "prints pages of its own",
+    "support-bundle": "asks by doctor, status and others, which are here",
+}
 
 
 LAID: Dict[str, Tuple[str, bool, Dict[str, str]]] = {
