@@ -29,7 +29,15 @@ front_end() {
     # What an administrator may start, or copy for root to start.
     chmod 755 "$share/lib/semishared/install/semishared-ram.sh" "$share/lib/semishared/share/as_root.py"
     put 755 packaging/semishared usr/bin/semishared
-    page packaging/semishared.1 1
+    for page in share/man/man1/*.1; do
+        page "$page" 1
+    done
+    find share/bash-completion share/fish share/zsh -type f | while read -r words; do
+        put 644 "$words" "usr/$words"
+    done
+    for rules in share/prometheus/* share/grafana/*; do
+        put 644 "$rules" "usr/share/semishared/${rules#share/}"
+    done
     # Errors and remedies name pages as docs/..., and pages these.
     for page in README.md CHANGELOG.md SECURITY.md CONTRIBUTING.md; do
         put 644 "$page" "usr/share/doc/semishared/$page"
