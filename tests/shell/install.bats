@@ -44,7 +44,7 @@ untouched() { # untouched COMMAND...: call it; nothing below $root is another af
 @test "--help is on stdout, ends with 0, and names every option" {
     for word in --help -h; do
         shows_help install.sh "$install" "$word"
-        for option in --uninstall --apply --dry-run --diff --yes --force --hosts --remotes --etc --root --no-config --detach-timer; do
+        for option in --uninstall --apply --dry-run --diff --yes --force --hosts --remotes --etc --root --no-config --timers --detach-timer; do
             prints "  $option"
         done
     done

@@ -285,7 +285,7 @@ def test_timer_is_made_when_asked_for_stays_in_an_upgrade_and_goes_with_the_rest
     before = front_end.without_backups()
     assert f"would make {where}/{TIMER[folder][-1]}" in front_end.run("--detach-timer", "--dry-run")
     assert front_end.without_backups() == before
-    assert "install.sh --detach-timer" in front_end.run() and os.listdir(where) == []
+    assert "install.sh --timers" in front_end.run() and os.listdir(where) == []
     said = front_end.run("--detach-timer")
     assert f"make {where}/{TIMER[folder][-1]}" in said and "systemctl enable" not in said, (
         "it is not this machine's"
@@ -302,7 +302,7 @@ def test_timer_is_made_when_asked_for_stays_in_an_upgrade_and_goes_with_the_rest
     changed = where / TIMER[folder][-1]
     changed.write_text(f"{texts[-1]}# every other night\n")
     older(front_end)
-    assert "--detach-timer" not in front_end.run() and "every other night" in changed.read_text()
+    assert "--timers" not in front_end.run() and "every other night" in changed.read_text()
     assert f"replace {changed}" in front_end.run("--detach-timer") and changed.read_text() == texts[-1]
     if folder == SYSTEMD:
         (where / "timers.target.wants").mkdir()
@@ -362,6 +362,44 @@ def test_rotation_of_the_trail_is_installed_stays_as_it_is_and_goes(front_end: F
     assert os.listdir(where) == ["opennebula"]
 
 
+@pytest.mark.parametrize("folder", TIMER)
+def test_all_timers_are_made_and_go(front_end: FrontEnd, folder: str) -> None:
+    where = front_end.root / folder
+    where.mkdir(parents=True)
+    front_end.run("--timers")
+    wanted = {Path(path).name for row in timer.ROWS for path in timer.paths(row)[1:] if f"/{folder}/" in path}
+    assert set(os.listdir(where)) == wanted and len(wanted) == len(timer.ROWS) * len(TIMER[folder])
+    texts = {name: (where / name).read_text() for name in wanted}
+    for name, row in timer.ROWS.items():
+        mine = "".join(text for file, text in texts.items() if file.startswith(f"semishared-{name}"))
+        for verb in row.verbs:
+            assert mine.count(f"/semishared {verb}") == 1, (name, verb)
+        is_idle = "IOSchedulingClass=idle" in mine or "ionice -c 3" in mine
+        is_limited = f"TimeoutStartSec={row.budget_s}\n" in mine or f"timeout {row.budget_s} " in mine
+        assert (is_idle, is_limited) == (row.is_idle, bool(row.budget_s))
+        assert str(row.jitter_s) in mine
+    assert "nothing to do" in front_end.run("--timers")
+    front_end.run("--uninstall")
+    assert os.listdir(where) == []
+
+
+def test_units_are_ones_that_systemd_reads_and_cron_has_no_percent_sign(tmp_path: Path) -> None:
+    """A `%` ends a command in a crontab."""
+    texts = timer.units("/usr/bin/true", "root", tuple(timer.ROWS))
+    for path, text in texts.items():
+        (tmp_path / os.path.basename(path)).write_text(text)
+    if shutil.which("systemd-analyze"):
+        names = [str(path) for path in tmp_path.iterdir()]
+        words = ["systemd-analyze", "verify", *names]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        lines = [line for line in done.stderr.splitlines() if str(tmp_path) in line]
+        assert lines == [], done.stderr
+    for text in timer.crontab("/usr/bin/true", "oneadmin", tuple(timer.ROWS)).values():
+        for line in text.splitlines():
+            assert "%" not in line and len(line.split()) > 6
+            assert line.split()[5] in ("oneadmin", "root")
+
+
 def test_timer_that_cannot_be_made_is_refused_before_anything_is_touched(front_end: FrontEnd) -> None:
     before = front_end.tree()
     assert "neither systemd nor" in front_end.run("--detach-timer", code=1)
@@ -388,7 +426,10 @@ def test_systemd_is_told_of_a_timer_on_this_machine_alone(front_end: FrontEnd) -
         "as root: systemctl enable --now semishared-detach.timer",
     ]
     gone = [command.line() for command in timer.Timer("", {}, timer.PATHS).commands()]
-    assert gone == ["as root: systemctl stop semishared-detach.timer", "as root: systemctl daemon-reload"]
+    names = " ".join(f"semishared-{row}.timer" for row in timer.ROWS)
+    assert gone == [f"as root: systemctl stop {names}", "as root: systemctl daemon-reload"]
+    texts = timer.units("/semishared", "oneadmin", tuple(timer.ROWS))
+    assert timer.Timer("", texts, ()).commands()[1].line() == f"as root: systemctl enable --now {names}"
     assert timer.Timer("", timer.crontab("/semishared", "oneadmin"), ()).commands() == []
     assert timer.Timer("/root", texts, ()).commands() == []
 

@@ -54,6 +54,28 @@ def test_evict_fails_for_a_base_that_is_leased_and_its_dry_run_says_so(
     assert (line(row), found) == (said, code)
 
 
+def test_those_are_due_that_were_not_read_for_longest() -> None:
+    day, now = 86400, 100 * 86400
+    ages = {"a": (40, 20), "b": (16, 0), "c": (90, 14), "d": (99, 30), "e": (3, 0)}
+    bases = [
+        HeldBase(
+            f"100-7-{name * 32}",
+            5,
+            now - staged * day,
+            1,
+            (),
+            5,
+            False,
+            "",
+            verified=now - read * day if read else 0,
+        )
+        for name, (staged, read) in ages.items()
+    ]
+    names = lambda found: "".join(one.name[-1] for one in found)  # noqa: E731
+    assert names(base.to_read(bases, True, now)) == "dab"
+    assert names(base.to_read(bases, False, now)) == "dabce"
+
+
 def test_word_that_names_no_image_is_refused() -> None:
     known = [Image.parse(f"<IMAGE><ID>{number}</ID><NAME>{name}</NAME></IMAGE>") for number, name in NAMED]
     assert [one.id for one in command.called(known, "7", "image")] == [7, 9]

@@ -57,6 +57,7 @@ ELSEWHERE = {
     ): "beside one_auth of a front-end",
     ("front/trail.py", "semishared_key"): "the same, of which nothing goes into the trail",
     ("front/vm_notes.py", "semishared_vms"): "beside the key, on each front-end",
+    ("install/timer.py", "/var/lib/semishared-metrics"): "what systemd makes for a unit, outside our directories",
     ("front/action_lines.py", "semishared_metrics"): "beside the key, on each front-end",
     ("front/noted_datastores.py", "semishared_datastores"): "beside the key, on each front-end",
     ("opennebula/args.py", r"disk\.([0-9]{1,9})\Z"): "a word of oned, which knows of no layout",

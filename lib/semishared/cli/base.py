@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Sequence
 
 from ..config import Config, load
 from ..errors import BadArguments, ImageChanged, SemisharedError
@@ -37,6 +37,9 @@ from ..wire.session import Session
 from . import command as on
 from .command import Row, argument, flag, put
 
+DUE_DAYS, DUE_RATE = 15, 50 << 20
+"""Days after which a timer reads a base again, half of those after which it is said; and how fast."""
+
 ARGUMENTS = (
     argument("verb", choices=("list", "verify", "prune", "evict")),
     argument(
@@ -44,6 +47,7 @@ ARGUMENTS = (
     ),
     *on.HOSTS,
     on.rate_limit("verify: bytes per second and host at most, e.g. 100M"),
+    flag("--due", f"verify: those not read for {DUE_DAYS} days, as a timer does it; at 50M without --rate"),
     flag("--dry-run", "verify, prune, evict: change nothing, say what would be done"),
     on.JSON_FOR_LINES,
 )
@@ -63,6 +67,8 @@ class Command:
         self.wanted = {(image.store_id, image.id) for images in named for image in images}
         self.survey = on.Survey()
         self.rate = on.rate(arguments.rate or None)
+        if arguments.due and arguments.rate is None:
+            self.rate = DUE_RATE
 
     def about(self, base: base_steps.HeldBase) -> bool:
         store, image, _ = base.name.split("-")
@@ -80,6 +86,19 @@ class Command:
         return [row for rows in answers.values() for row in rows]
 
 
+def to_read(
+    bases: Sequence[base_steps.HeldBase], is_due: bool, now: float | None = None
+) -> list[base_steps.HeldBase]:
+    """Return the bases to read, those first that were not read for longest: a run may be ended midway.
+
+    `is_due`: only those that were not read for DUE_DAYS.
+    """
+    before = (time.time() if now is None else now) - DUE_DAYS * 86400 if is_due else float("inf")
+    # Both by the host's clock: a clock that is off has a base read earlier or later, and nothing else.
+    read = {base.name: max(base.verified, base.staged) for base in bases}
+    return sorted((base for base in bases if read[base.name] < before), key=lambda base: read[base.name])
+
+
 def check(arguments: argparse.Namespace) -> None:
     """Raise BadArguments for options that a verb does not have: they would be taken for effective."""
     verb = arguments.verb
@@ -92,6 +111,8 @@ def check(arguments: argparse.Namespace) -> None:
         )
     if arguments.rate is not None and verb != "verify":
         raise BadArguments(f"{verb} has no --rate: only verify reads bases")
+    if arguments.due and verb != "verify":
+        raise BadArguments(f"{verb} has no --due: only verify reads bases")
     if arguments.dry_run and verb == "list":
         raise BadArguments("list has no --dry-run: it changes nothing")
 
@@ -149,7 +170,7 @@ def verify(command: Command) -> Result:
 
     def work(session: Session, host: Host, root: str, listed: base_steps.Listed) -> list[Row]:
         rows = []
-        for base in filter(command.about, listed.bases):
+        for base in to_read(list(filter(command.about, listed.bases)), command.arguments.due):
             found = session.ask(step(root, base.name, command.rate))
             row = {"name": base.name, **to_data(found), "mended": False, "why": ""}
             if found.damaged and not dry_run:

@@ -62,9 +62,8 @@ def parser() -> argparse.ArgumentParser:
 
     flag("--uninstall", "take semishared out again: files, words, settings", mode)
     flag("--apply", "also sync the hosts, restart oned and create the datastores", mode)
-    flag(
-        "--detach-timer", "also make a timer of `semishared detach --due`, `publish --due` (systemd, or cron)"
-    )
+    flag("--timers", "also make timers (systemd, or cron): detach, publish, stage, base verify, gc, metrics")
+    flag("--detach-timer", "only that of `semishared detach --due` and `publish --due`")
     flag("--dry-run", "say what would change, change nothing")
     flag("--diff", "the same, with the changes of configuration files as a diff")
     flag("--yes", "do not ask (without a terminal nothing is asked anyway)")
@@ -108,7 +107,8 @@ def run(options: argparse.Namespace) -> int:
     dry = options.dry_run or options.diff
     warnings = [] if options.uninstall else check_version(place.version())
     files = look(place, checkout, options.uninstall)
-    timed = timer.look(place, options.root or "", options.detach_timer, options.uninstall)
+    wanted = tuple(timer.ROWS) if options.timers else (timer.DETACH,) if options.detach_timer else ()
+    timed = timer.look(place, options.root or "", wanted, options.uninstall)
     pages = manuals.look(place, checkout, options.root or "", options.uninstall)
     rotated = rotation.look(place, options.root or "", options.uninstall)
     timed = timed._replace(texts={**timed.texts, **rotated.texts}, gone=(*timed.gone, *rotated.gone))
@@ -296,10 +296,9 @@ def told(
     )
     print(f"  as {admin}: onehook create {package}/{next_steps.HOOK_FILE}")
     if not timer.is_there(options.root or ""):
-        where = "SEMISHARED_DETACH = after-boot, docs/explanation/remote-first.md"
         print(
-            f"to have disks let go of their images' stores by themselves ({where}):\n  install.sh "
-            f"--detach-timer"
+            "to have bases verified, leftovers removed, images staged, disks let go of their images' stores, "
+            "and Sunstone and Prometheus told, all by timers (docs/how-to/timers.md):\n  install.sh --timers"
         )
 
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timer that detaches disks from stores, and publishes what Sunstone shows: units of systemd, else a file
-for cron.
+"""Timers: what semishared does by itself, as units of systemd, else files for cron (ROWS).
 
-It is made on request, stays in an upgrade, and goes with the rest.
+They are made on request, stay in an upgrade, and go with the rest. What reads or removes much runs when the
+machine is idle, for a limited time, and not at the same moment in every cloud.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from .. import NAME
 from ..errors import CannotInstall, SemisharedError
@@ -22,12 +22,98 @@ from .next_steps import Command, administrator
 from .tree import Say
 
 UNITS, CRON = "/etc/systemd/system", "/etc/cron.d"
-NAMED = f"{NAME}-detach"
-TIMER, SERVICE = f"{UNITS}/{NAMED}.timer", f"{UNITS}/{NAMED}.service"
-ENABLED = f"{UNITS}/timers.target.wants/{NAMED}.timer"
-"""The link by which systemd starts it at boot."""
-PATHS = (ENABLED, TIMER, SERVICE, f"{CRON}/{NAMED}")
-"""All its files, the one that starts the rest first."""
+METRICS = f"/var/lib/{NAME}-metrics"
+"""The directory of metrics, which node_exporter reads (docs/how-to/metrics.md)."""
+
+
+class Row(NamedTuple):
+    """A timer."""
+
+    what: str
+    verbs: Tuple[str, ...]
+    """Words of the command; but for the last, their failure is none of the timer's."""
+    systemd: str
+    """When, by systemd.timer(5)."""
+    cron: str
+    jitter_s: int
+    """Seconds at most by which a run is put off, by chance."""
+    budget_s: int = 0
+    """Seconds after which a run is ended, and goes on with the next one; 0 for no limit."""
+    is_idle: bool = False
+    """Whether it gives way to all else: processor and disk."""
+    makes: str = ""
+    """A directory below /var/lib that its user writes to."""
+
+    @property
+    def prefix(self) -> str:
+        """Return the words by which cron limits it; systemd has settings for that."""
+        idle = "nice -n 19 ionice -c 3 " if self.is_idle else ""
+        return idle + (f"timeout {self.budget_s} " if self.budget_s else "")
+
+
+HOUR_S = 3600
+DETACH = "detach"
+ROWS: Dict[str, Row] = {
+    DETACH: Row(
+        "VMs of OpenNebula let go of their images' stores, and Sunstone shows where disks are",
+        ("publish --due", "detach --due"),
+        "OnActiveSec=2min\nOnUnitInactiveSec=2min",
+        "*/2 * * * *",
+        10,
+    ),
+    "stage": Row(
+        "Images of OpenNebula come to hosts before VMs need them there",
+        ("stage --due",),
+        "OnActiveSec=10min\nOnUnitInactiveSec=10min",
+        "*/10 * * * *",
+        60,
+    ),
+    "verify": Row(
+        "Bases of hosts are compared with their hashes",
+        ("base verify --due",),
+        "OnCalendar=daily",
+        "5 0 * * *",
+        4 * HOUR_S,
+        6 * HOUR_S,
+        is_idle=True,
+    ),
+    "gc": Row(
+        "What killed actions of semishared have left is removed",
+        ("gc",),
+        "OnCalendar=daily",
+        "35 0 * * *",
+        4 * HOUR_S,
+        2 * HOUR_S,
+        is_idle=True,
+    ),
+    "metrics": Row(
+        "Metrics of semishared for Prometheus",
+        (f"metrics --output {METRICS}/{NAME}.prom",),
+        "OnActiveSec=1min\nOnUnitInactiveSec=1min",
+        "* * * * *",
+        5,
+        300,
+        makes=METRICS,
+    ),
+}
+
+
+def named(row: str) -> str:
+    """Return the name of a timer for systemd and cron."""
+    return f"{NAME}-{row}"
+
+
+def paths(row: str) -> Tuple[str, ...]:
+    """Return all files of a timer, the one that starts the rest first."""
+    name = named(row)
+    link = f"{UNITS}/timers.target.wants/{name}.timer"  # by which systemd starts it at boot
+    return link, f"{UNITS}/{name}.timer", f"{UNITS}/{name}.service", f"{CRON}/{name}"
+
+
+NAMED = named(DETACH)
+"""The timer that publishes."""
+ENABLED, TIMER, SERVICE, CRONTAB = paths(DETACH)
+PATHS = tuple(path for row in ROWS for path in paths(row))
 RUNS = "/run/systemd/system"
 """There while systemd is the machine's init (sd_booted(3))."""
 ACTIVE = "ActiveState=active"
@@ -35,33 +121,56 @@ PLAIN = re.compile(r"[A-Za-z0-9_./-]+\Z")
 """Text with the same meaning for systemd, cron and a shell."""
 
 
-def units(command: str, user: str) -> Dict[str, str]:
+def units(command: str, user: str, rows: Sequence[str] = (DETACH,)) -> Dict[str, str]:
     """Return the units of systemd by their paths; raise CannotInstall."""
     _check_plain(command, user)
-    what = "[Unit]\nDescription=VMs of OpenNebula let go of their images' stores\n"
-    return {
-        SERVICE: f"{what}After=opennebula.service\n\n"
-        f"[Service]\nType=oneshot\nUser={user}\n"
+    found = {}
+    for name in rows:
+        row, (_, timer, service, _) = ROWS[name], paths(name)
+        what = f"[Unit]\nDescription={row.what}\n"
         # The minus sign: a host that does not answer is no failure of the unit.
-        f"ExecStart=-{command} publish --due\nExecStart={command} detach --due\n",
-        TIMER: f"{what}\n[Timer]\nOnActiveSec=2min\nOnUnitInactiveSec=2min\n"
-        "\n[Install]\nWantedBy=timers.target\n",
-    }
+        lines = [f"ExecStart=-{command} {words}" for words in row.verbs[:-1]]
+        lines.append(f"ExecStart={command} {row.verbs[-1]}")
+        if row.budget_s:
+            lines.append(f"TimeoutStartSec={row.budget_s}")
+        if row.is_idle:
+            lines += ["Nice=19", "IOSchedulingClass=idle"]
+        if row.makes:
+            lines += [f"StateDirectory={os.path.basename(row.makes)}", "StateDirectoryMode=0755"]
+        found[service] = f"{what}After=opennebula.service\n\n[Service]\nType=oneshot\nUser={user}\n"
+        found[service] += "".join(f"{line}\n" for line in lines)
+        found[timer] = f"{what}\n[Timer]\n{row.systemd}\nRandomizedDelaySec={row.jitter_s}\n"
+        found[timer] += "\n[Install]\nWantedBy=timers.target\n"
+    return found
 
 
-def crontab(command: str, user: str) -> Dict[str, str]:
-    """Return the file for cron by its path; one run at a time. Raise CannotInstall."""
+def crontab(command: str, user: str, rows: Sequence[str] = (DETACH,)) -> Dict[str, str]:
+    """Return the files for cron by their paths; one run of each at a time. Raise CannotInstall."""
     _check_plain(command, user)
-    line = f"*/2 * * * * {user} flock -n {command} {command}"
-    both = f"{line} detach --due >/dev/null\n*/2 * * * * {user} {command} publish --due >/dev/null\n"
-    return {f"{CRON}/{NAMED}": both}
+    found = {}
+    for name in rows:
+        row, path = ROWS[name], paths(name)[-1]
+        # cron has no word for chance.
+        wait = f"sleep $(shuf -n 1 -i 0-{row.jitter_s}); "
+        lines = []
+        for number, words in enumerate(row.verbs):
+            # Runs that are ended by their budget go on the next time.
+            lock = f"flock -n {path if number == len(row.verbs) - 1 else command}"
+            work = f"{row.prefix}{lock} {command} {words} >/dev/null"
+            if row.makes:
+                made = f"install -d -m 755 -o {user} {row.makes}"
+                lines.append(f"{row.cron} root {wait}{made} && runuser -u {user} -- {work}")
+            else:
+                lines.append(f"{row.cron} {user} {wait}{work}")
+        found[path] = "".join(f"{line}\n" for line in lines)
+    return found
 
 
 def _check_plain(*words: str) -> None:
     for word in words:
         if not PLAIN.match(word):
             raise CannotInstall(
-                f"no timer can name {word!r}: have `{NAME} detach --due` started some other way"
+                f"no timer can name {word!r}: have `{NAME} detach --due` and the like started some other way"
             )
 
 
@@ -94,26 +203,27 @@ class Timer(NamedTuple):
     def commands(self) -> List[Command]:
         """Return the commands that tell systemd, on this machine only; cron looks by itself."""
         reload = Command("root", ("systemctl", "daemon-reload"))
-        if self.root or not {TIMER, SERVICE} & {*self.texts, *self.gone}:
+        mine = {*self.texts, *self.gone}
+        timers = tuple(f"{named(row)}.timer" for row in ROWS if mine & {*paths(row)[1:3]})
+        if self.root or not timers:
             return []
         if self.gone:
-            return [Command("root", ("systemctl", "stop", f"{NAMED}.timer")), reload]
-        return [reload, Command("root", ("systemctl", "enable", "--now", f"{NAMED}.timer"))]
+            return [Command("root", ("systemctl", "stop", *timers)), reload]
+        return [reload, Command("root", ("systemctl", "enable", "--now", *timers))]
 
 
-def look(place: FrontEnd, root: str, wanted: bool, uninstall: bool) -> Timer:
-    """Return the wanted changes, none if no timer is `wanted` and none is there; raise CannotInstall."""
+def look(place: FrontEnd, root: str, wanted: Sequence[str], uninstall: bool) -> Timer:
+    """Return the wanted changes, none if no timer is `wanted` (of ROWS) and none is there; raise
+    CannotInstall.
+    """
     root = os.path.abspath(root) if root else ""
     if wanted and uninstall:
-        raise CannotInstall("argument --detach-timer: not allowed with argument --uninstall")
+        raise CannotInstall("argument --timers, --detach-timer: not allowed with argument --uninstall")
     gone = tuple(path for path in PATHS if os.path.lexists(f"{root}{path}")) if uninstall else ()
-    found = Timer(root, _texts(place, root) if wanted else {}, gone)
+    found = Timer(root, _texts(place, root, wanted) if wanted else {}, gone)
     for directory in {os.path.dirname(f"{root}{path}") for path in (*found.texts, *gone)}:
         if not os.access(directory, os.W_OK | os.X_OK):
-            raise CannotInstall(
-                f"{directory}, where the timer of `{NAME} detach --due` belongs, is not writable: "
-                f"run this as root"
-            )
+            raise CannotInstall(f"{directory}, where timers belong, is not writable: run this as root")
     return found
 
 
@@ -123,7 +233,7 @@ def is_there(root: str) -> bool:
 
 def publishes(root: str) -> bool:
     """Return whether there is a timer that publishes; one of an earlier version does not."""
-    return any("publish --due" in (_text(f"{root}{path}") or "") for path in (SERVICE, f"{CRON}/{NAMED}"))
+    return any("publish --due" in (_text(f"{root}{path}") or "") for path in (SERVICE, CRONTAB))
 
 
 def is_stopped(root: str) -> bool:
@@ -136,15 +246,15 @@ def is_stopped(root: str) -> bool:
         return False
 
 
-def _texts(place: FrontEnd, root: str) -> Dict[str, str]:
+def _texts(place: FrontEnd, root: str, rows: Sequence[str]) -> Dict[str, str]:
     remotes = place.remotes[len(root) :] if root and place.remotes.startswith(f"{root}/") else place.remotes
     command, user = f"{remotes}/lib/{NAME}/{NAME}", administrator(place)
     if os.path.isdir(f"{root}{UNITS}" if root else RUNS):
-        return units(command, user)
+        return units(command, user, rows)
     if os.path.isdir(f"{root}{CRON}"):
-        return crontab(command, user)
+        return crontab(command, user, rows)
     raise CannotInstall(
-        f"there is neither systemd nor {root}{CRON} here: have `{command} detach --due` started "
+        f"there is neither systemd nor {root}{CRON} here: have `{command} {ROWS[rows[0]].verbs[-1]}` started "
         f"some other way"
     )
 

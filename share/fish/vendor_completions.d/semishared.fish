@@ -67,6 +67,7 @@ complete -c semishared -n '_shtab_semishared_using base' -l hosts -x -d 'these h
 complete -c semishared -n '_shtab_semishared_using base' -l cluster -x -d 'the hosts of a cluster, by its name or id'
 complete -c semishared -n '_shtab_semishared_using base' -l all -d 'all hosts (default)'
 complete -c semishared -n '_shtab_semishared_using base' -l rate -x -d 'verify: bytes per second and host at most, e.g. 100M'
+complete -c semishared -n '_shtab_semishared_using base' -l due -d 'verify: those not read for 15 days, as a timer does it; at 50M without --rate'
 complete -c semishared -n '_shtab_semishared_using base' -l dry-run -d 'verify, prune, evict: change nothing, say what would be done'
 complete -c semishared -n '_shtab_semishared_using base' -l json -d 'one JSON object on stdout instead of lines'
 complete -c semishared -n '_shtab_semishared_using base; and test $_shtab_semishared_npos -eq 0' -ka "list verify prune evict" -d verb
