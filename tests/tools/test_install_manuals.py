@@ -44,7 +44,9 @@ def test_all_of_it_is_put_in_and_taken_out_to_the_byte(root: Path) -> None:
     (root / SHARE / "man/man1/other.1").write_text("another's")
     before = snapshot(root)
     install(root)
-    for source in (path for path in (ROOT / "share").rglob("*") if path.is_file()):
+    # Rules and dashboards are for another machine, which the administrator copies them to.
+    own = ("man", "bash-completion", "zsh", "fish")
+    for source in (path for name in own for path in (ROOT / "share" / name).rglob("*") if path.is_file()):
         target = root / SHARE / source.relative_to(ROOT / "share")
         assert target.read_bytes() == source.read_bytes() and target.stat().st_mode & 0o777 == 0o644
     package = root / "var/lib/one/remotes/lib/semishared"
