@@ -86,7 +86,7 @@ def number(pattern: str, text: str) -> float:
 def refuses(cloud: Cloud, vm: int, settings: Settings) -> None:
     """See that settings which cannot be, or contradict each other, move nothing."""
     settings(rate="fast")
-    with pytest.raises(ActionFailed, match=r"SS002 .*rate = 'fast' is neither bytes per second"):
+    with pytest.raises(ActionFailed, match=r"SS097 .*rate = 'fast' is neither bytes per second"):
         cloud.oned.vm_migrate(vm, "h2", how="live")
     settings(rate="40M")
     kvmrc = cloud.lab.node("h1").path("/var/tmp/one/etc/vmm/kvm/kvmrc")

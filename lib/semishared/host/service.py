@@ -204,18 +204,19 @@ class Host:
         os.killpg(0, signal.SIGKILL)
 
     def _breathe(self) -> None:
-        ticks = 0
+        tick_s, left_s = min(TICK_S, ALIVE_S), float(ALIVE_S)
         while True:
-            time.sleep(TICK_S)
+            time.sleep(tick_s)
             if not self._busy:
                 continue
             try:
                 self._noting.look()
             except (OSError, ValueError, ImportError, AttributeError, LookupError, RuntimeError, TypeError):
                 pass  # as while the package is replaced: the work goes on unseen
-            ticks += 1
-            if ticks * TICK_S % ALIVE_S:
+            left_s -= tick_s
+            if left_s > 0:
                 continue
+            left_s = float(ALIVE_S)
             idle_s = progress.of_plan_s()
             if idle_s > progress.limit_s and idle_s > progress.patience_s():
                 error = ToolTimeout(
