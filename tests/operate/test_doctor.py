@@ -604,6 +604,7 @@ def test_host_of_el_8_is_told_what_el_8_has(cloud: Cloud) -> None:
         (found,) = [one for one in answer["findings"] if one["machine"] == "h2" and "python" in one["what"]]
     assert code == 2 and found == {
         "severity": "broken",
+        "host": "h2",
         "machine": "h2",
         "what": "python3 is 3.6.8",
         "mend": "as root on h2: dnf install python39",

@@ -109,7 +109,9 @@ def test_plan_says_the_steps_and_does_nothing(cloud: Cloud, standing: int) -> No
     plan, _ = run(
         cloud, "plan", "--json", "clone", f"fe:{image.source}", f"h2:{place}/disk.1", str(vm), str(STORE)
     )
-    (part,) = plan["plan"]
+    check, part = plan["plan"]
+    # Its template names a machine type.
+    assert check["host"] == "h2" and [step["step"] for step in check["steps"]] == ["CheckMachine"]
     assert part["host"] == "h2" and [step["step"] for step in part["steps"]] == [
         "StageBase",
         "PrepareVm",
