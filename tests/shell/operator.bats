@@ -12,7 +12,7 @@ setup() {
 
 subcommands() { # those that there are, by their modules: each has ARGUMENTS
     grep -l '^def run(' "$CHECKOUT"/lib/semishared/cli/*.py | while read -r file; do
-        grep -q '^ARGUMENTS = ' "$file" && basename "$file" .py
+        grep -q '^ARGUMENTS = ' "$file" && basename "$file" .py | tr _ -
     done | grep -vx hosts
 }
 
