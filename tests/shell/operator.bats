@@ -20,7 +20,7 @@ subcommands() { # those that there are, by their modules: each has ARGUMENTS
     for word in --help -h; do
         shows_help semishared "$semishared" "$word"
         for name in $(subcommands); do
-            prints "    $name "
+            prints "    $name"
         done
     done
     call "$semishared" --version
