@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 from ..errors import MachineMissing, SemisharedError
 from ..model.vm.move_steps import GuestMachine
+from ..opennebula.xml_edit import Markup
 from ..units import MiB
 from . import libvirtd
 from .domain import lookup
@@ -56,8 +57,10 @@ def _saved_xml(checkpoint: str) -> str:
         if len(head) < HEADER.size:
             return ""
         magic, _, length = HEADER.unpack(head)
-        is_ours = magic.rstrip(b"\0") == b"LibvirtQemudSave" and length <= MOST_XML
-        return file.read(length).partition(b"\0")[0].decode("utf-8", "replace") if is_ours else ""
+        if magic != b"LibvirtQemudSave" or length > MOST_XML:
+            return ""
+        # A host may have written anything into it: a DOCTYPE, whose entities grow without end, is refused.
+        return Markup(file.read(length).partition(b"\0")[0], "domain").source.decode()
 
 
 def _machine(xml: str) -> GuestMachine:
