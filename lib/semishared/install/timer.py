@@ -151,18 +151,11 @@ def crontab(command: str, user: str, rows: Sequence[str] = (DETACH,)) -> Dict[st
     for name in rows:
         row, path = ROWS[name], paths(name)[-1]
         # cron has no word for chance.
-        wait = f"sleep $(shuf -n 1 -i 0-{row.jitter_s}); "
-        lines = []
-        for number, words in enumerate(row.verbs):
-            # Runs that are ended by their budget go on the next time.
-            lock = f"flock -n {path if number == len(row.verbs) - 1 else command}"
-            work = f"{row.prefix}{lock} {command} {words} >/dev/null"
-            if row.makes:
-                made = f"install -d -m 755 -o {user} {row.makes}"
-                lines.append(f"{row.cron} root {wait}{made} && runuser -u {user} -- {work}")
-            else:
-                lines.append(f"{row.cron} {user} {wait}{work}")
-        found[path] = "".join(f"{line}\n" for line in lines)
+        wait = f"sleep $(shuf -n 1 -i 0-{row.jitter_s});"
+        verbs = "; ".join(f"{command} {words}" for words in row.verbs)
+        work = f"{row.prefix}flock -n {path} sh -c '{verbs}' >/dev/null"
+        made = f"install -d -m 755 -o {user} {row.makes} && runuser -u {user} --"
+        found[path] = f"{row.cron} {f'root {wait} {made}' if row.makes else f'{user} {wait}'} {work}\n"
     return found
 
 
