@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Set, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import pytest
 from hypothesis import given
@@ -16,9 +16,9 @@ from semishared.cli import metrics as command
 from semishared.config import Config
 from semishared.errors import BadArguments
 from semishared.model.base.steps import HeldBase, KeptDisk, Listed, Reported, ReportedDisk, ReportedVm
-from semishared.model.device.steps import PoolDevice, PoolDevices
+from semishared.model.device.steps import PoolDevice
 from semishared.opennebula.xml import Host
-from semishared.plan.care import metrics
+from semishared.plan.care import attention, metrics
 from semishared.plan.care.metrics import BYTES, METRICS, SECONDS, Counted, Device, Facts, Machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,20 +155,24 @@ def base(name: str, leases: Tuple[str, ...] = (), damaged: bool = False) -> Held
     return HeldBase(name, 10, 0, 0, leases, 10, damaged, "")
 
 
-def said(free: int, *bases: HeldBase) -> command.Said:
+def said(*places: Tuple[int, Sequence[HeldBase]]) -> attention.Machine:
+    """Return what a machine says of several places of datastores: free bytes and bases of each."""
     disk = ReportedDisk(0, "diff", "local", "qcow2", "/d", 5, 0, None, "normal", 3, "", None)
     beside = disk._replace(disk=1, how="in-place", place="shared", bytes=100, uncommitted=None)
     vms = [ReportedVm(1, 101, [disk, beside], ""), ReportedVm(2, 101, [], "unreadable")]
     kept = [KeptDisk("/k", 9, 0, None, 7, 8)]
     pool = PoolDevice("u", "/mnt/a", "fast", 1, 100, 40, 1, 1, 0, [], False, "read-only")
-    return command.Said(
-        Reported(vms, kept, ["x"]), Listed(list(bases), 1000, free, 1000), PoolDevices([pool])
+    return attention.Machine(
+        "h1",
+        [Reported(vms, kept, ["x"])] * len(places),
+        [Listed(list(bases), 1000, free, 1000) for free, bases in places],
+        [pool] * len(places),
     )
 
 
 def test_what_a_machine_says_is_summed_up() -> None:
     host = Host.parse("<HOST><NAME>h1</NAME><TEMPLATE/></HOST>")
-    two = [said(500, base("1-2-a", ("1-0", "2-0"))), said(20, base("1-3-b", damaged=True))]
+    two = said((500, [base("1-2-a", ("1-0", "2-0"))]), (20, [base("1-3-b", damaged=True)]))
     found = command.machine(host, two, Config())
     assert found[:7] == (4, 2, 20, 2, 1, 1000, 20) and found.floor == 50
     assert found.disks == {"diff": (2, 10), "in-place": (2, 0)}
@@ -178,9 +182,19 @@ def test_what_a_machine_says_is_summed_up() -> None:
 
 def test_a_floor_that_is_no_size_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     host = Host.parse("<HOST><NAME>h1</NAME><TEMPLATE/></HOST>")
-    found = command.machine(host, [said(500)], Config(bases_free_floor="much"))
+    found = command.machine(host, said((500, [])), Config(bases_free_floor="much"))
     assert found.floor == -1 and "h1: free_floor = 'much'" in capsys.readouterr().err
     assert "floor_bytes{" not in metrics.text(FACTS._replace(machines={"h1": found}))
+
+
+def test_of_one_that_has_not_answered_nothing_but_that_is_said() -> None:
+    hosts = [Host.parse(f"<HOST><NAME>{name}</NAME><TEMPLATE/></HOST>") for name in ("h1", "h2")]
+    found = command.machines(attention.Facts("fe", 0, str, hosts=hosts, machines=[said((500, []))]), Config())
+    assert {name: machine is not None for name, machine in found.items()} == {
+        "fe": False,
+        "h1": True,
+        "h2": False,
+    }
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x", ".prom", "/d/.x.prom", ""])

@@ -250,7 +250,6 @@ COMPARED = {
     "names that the command has given to machines itself: the front-end has that of OpenNebula, "
     "if that has one for it": (
         "cli/commit.py",
-        "cli/metrics.py",
         "plan/care/attention.py",
         "cli/doctor.py",
         "cli/gc.py",

@@ -26,6 +26,7 @@ from ..front.fence_facts import Marks
 from ..model.base.steps import FindPaused, ListBases, Listed, PausedGuest, ReportDisks, Reported
 from ..model.device.steps import ListDevices, PoolDevice
 from ..model.disk import names as disk_names
+from ..model.job_steps import ListJobs
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host
 from ..plan.care import attention as plan
@@ -98,7 +99,7 @@ def asked(oned: Oned, config: Config, survey: Survey) -> Facts:
     return Facts(
         front_end,
         time.time(),
-        stamp,
+        vm_notes.stamp,
         vms,
         {image.id: image for image in oned.images()},
         hosts,
@@ -134,21 +135,16 @@ def answers(
             paused = said.guests
             if said.error:
                 survey.failed(host.name, SemisharedError(f"libvirt: {said.error}"))
-        return Machine(host.name, reported, listed, devices, paused)
+        return Machine(host.name, reported, listed, devices, paused, session.ask(ListJobs()))
 
     alone = [] if any(is_here(host.name) for host in hosts) else [on.as_host(front_end)]
     return list(survey.ask([*hosts, *alone], "attention", config, look).values())
 
 
-def stamp(seconds: float) -> str:
-    """Return a time as notes of VMs have it."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-
-
 def first_seen(vm: int) -> float:
     """Return since when a disk of a VM is known to have what its image has not, 0 if that is unknown."""
     try:
-        return float(calendar.timegm(time.strptime(vm_notes.known(vm).since, "%Y-%m-%d %H:%M UTC")))
+        return float(calendar.timegm(time.strptime(vm_notes.known(vm).since, vm_notes.STAMP)))
     except (ValueError, OverflowError):
         return 0.0
 

@@ -15,6 +15,7 @@ from .. import NAME
 from ..errors import BadArguments, SemisharedError
 from ..opennebula.report import drop_output, printable
 from ..tools import progress
+from ..tools.this_machine import login
 from ..wire.session import looking_only
 from . import trailed
 from .command import Refused, describe, put, warn
@@ -120,16 +121,6 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-def _user() -> str:
-    """Return the name of this process's user, its number if it has none."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
-
-
 def _run(argv: list[str]) -> int:
     command = next((word for word in argv if not word.startswith("-")), "")
     arguments, unknown = parser(command).parse_known_args(argv)
@@ -137,7 +128,7 @@ def _run(argv: list[str]) -> int:
         arguments.refuse(f"unrecognized arguments: {printable(' '.join(unknown))}")
     os.umask(0o027)
     allow_open_files()
-    progress.asked_by = f"{os.environ.get('SUDO_USER') or _user()}/{command}"
+    progress.asked_by = f"{login()}/{command}"
     module = _module(arguments.command)
     changes_nothing = getattr(arguments, "dry_run", False) or arguments.command == "plan"
     try:

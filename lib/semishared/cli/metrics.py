@@ -18,26 +18,22 @@ import argparse
 import os
 import sys
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
+from typing import Dict, Mapping, Sequence, Tuple, Union
 
 from .. import VERSION
 from ..config import Config, load
 from ..errors import BadArguments, BadAttribute
 from ..front import action_counts
-from ..model.base.steps import ListBases, Listed, ReportDisks, Reported
-from ..model.device.steps import ListDevices, PoolDevices
-from ..model.disk import names as disk_names
-from ..model.job_steps import ListJobs, doing
-from ..named import NamedTuple
-from ..opennebula.oned import Oned
-from ..opennebula.xml import Datastore, Host
+from ..model.base.steps import Listed
+from ..model.job_steps import doing
+from ..opennebula.xml import Host
 from ..plan.base import eviction
 from ..plan.care import metrics as plan
+from ..plan.care.attention import Facts, Machine
 from ..plan.care.attention import items as attention_items
 from ..plan.care.checks import WORDS
 from ..tools import files, locks
 from ..wire.messages import RELEASE
-from ..wire.session import Session
 from . import attention
 from . import command as on
 from .command import argument, warn
@@ -58,10 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     on.refuse_root()
     output = _checked(arguments.output)
     began, oned, config = time.monotonic(), on.administrator(), load()
-    stores = on.ours(oned.datastores())
-    hosts = [host for host in oned.hosts() if not host.is_offline and host.is_near(stores)]
-    machines, jobs = ask(hosts, stores, config)
-    waiting = findings(oned, config)
+    survey = attention.Survey()
+    facts = attention.asked(oned, config, survey)
+    for name, why in [*((one["host"], one["error"]) for one in survey.errors), *facts.outdated.items()]:
+        warn(f"{name}: {why}")
     # Counts that were read later are written later: no counter goes down.
     with locks.exclusive(action_counts.lock(), LOCK_S):
         counts = action_counts.fold(warn)
@@ -73,9 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
                 seconds=round(time.monotonic() - began, 3),
                 actions=counts.actions,
                 uncounted=counts.uncounted,
-                machines=machines,
-                jobs=jobs,
-                findings=waiting,
+                machines=machines(facts, config),
+                jobs=[(one.name, doing(job)) for one in facts.machines for job in one.jobs],
+                findings=[WORDS[item.severity] for item in attention_items(facts)],
             )
         )
         if output:
@@ -96,66 +92,24 @@ def _checked(output: Union[str, None]) -> str:
     return path
 
 
-def findings(oned: Oned, config: Config) -> List[str]:
-    """Return the severity (plan.SEVERITIES) of each thing that waits for an operator."""
-    found = attention_items(attention.asked(oned, config, attention.Survey()))
-    return [WORDS[item.severity] for item in found]
+def machines(facts: Facts, config: Config) -> Dict[str, Union[plan.Machine, None]]:
+    """Return what hosts and the front-end have said; None is what one that has not answered has said."""
+    said = {one.name: one for one in facts.machines}
+    asked = {host.name: host for host in [on.as_host(facts.front_end), *facts.hosts]}
+    return {name: machine(host, said[name], config) if name in said else None for name, host in asked.items()}
 
 
-class Said(NamedTuple):
-    """What a machine says of one place of datastores."""
-
-    disks: Reported
-    bases: Listed
-    pool: PoolDevices
-
-
-def ask(
-    hosts: List[Host], stores: Sequence[Datastore], config: Config
-) -> Tuple[Dict[str, Union[plan.Machine, None]], List[Tuple[str, str]]]:
-    """Ask all hosts and the front-end, at once; None is what one that has not answered has said.
-
-    Beside that: the machine and the kind of each job that is under way.
-    """
-    front_end = on.front_end_of(hosts)
-    if all(host.name != front_end for host in hosts):
-        hosts = [*hosts, Host.parse(f"<HOST><NAME>{front_end}</NAME></HOST>")]
-    locations = sorted(set(map(on.location, stores)))
-    systems = tuple(sorted(store.id for store in stores if store.is_system))
-
-    jobs: List[Tuple[str, str]] = []
-
-    def look(session: Session, host: Host) -> List[Said]:
-        found = []
-        jobs.extend((host.name, doing(job)) for job in session.ask(ListJobs()))
-        for location in locations:
-            root = disk_names.base_store(location)
-            steps: Any = (ReportDisks(location, systems), ListBases(root), ListDevices(root))
-            found.append(Said(*session.run(steps)))
-        return found
-
-    survey = on.Survey()
-    answers = survey.ask(hosts, "metrics", config, look)
-    for error in survey.errors:
-        warn(f"{error['host']}: {error['error']}")
-    said = {
-        host.name: machine(host, answers[host.name], config) if host.name in answers else None
-        for host in hosts
-    }
-    return said, jobs
-
-
-def machine(host: Host, said: Sequence[Said], config: Config) -> plan.Machine:
+def machine(host: Host, said: Machine, config: Config) -> plan.Machine:
     """Return what a machine has said, of all places of datastores together; its room is where it is least."""
-    bases = [base for one in said for base in one.bases.bases]
-    disks = [disk for one in said for vm in one.disks.vms for disk in vm.disks]
-    kept = [disk for one in said for disk in one.disks.kept]
+    bases = [base for one in said.listed for base in one.bases]
+    disks = [disk for one in said.reported for vm in one.vms for disk in vm.disks]
+    kept = [disk for one in said.reported for disk in one.kept]
     by_place: Dict[str, Tuple[int, int]] = {}
     for disk in disks:
         count, size = by_place.get(disk.how, (0, 0))
         by_place[disk.how] = count + 1, size + (disk.bytes if disk.place == "local" else 0)
     return plan.Machine(
-        errors=sum(len(one.disks.errors) + sum(bool(vm.error) for vm in one.disks.vms) for one in said),
+        errors=sum(len(one.errors) + sum(bool(vm.error) for vm in one.vms) for one in said.reported),
         bases=len(bases),
         base_bytes=sum(base.bytes for base in bases),
         leases=sum(len(base.leases) for base in bases),
@@ -164,17 +118,12 @@ def machine(host: Host, said: Sequence[Said], config: Config) -> plan.Machine:
         uncommitted=sum(disk.uncommitted or 0 for disk in disks),
         kept=len(kept),
         kept_bytes=sum(disk.bytes for disk in kept),
-        devices=_devices(said),
-        **_room(host, [one.bases for one in said], config),
+        devices=[
+            plan.Device(one.path, one.class_, not one.state, one.total, one.free, one.disks, one.bases)
+            for one in said.devices
+        ],
+        **_room(host, said.listed, config),
     )
-
-
-def _devices(said: Iterable[Said]) -> List[plan.Device]:
-    return [
-        plan.Device(one.path, one.class_, not one.state, one.total, one.free, one.disks, one.bases)
-        for each in said
-        for one in each.pool.devices
-    ]
 
 
 def _room(host: Host, listed: Sequence[Listed], config: Config) -> Mapping[str, int]:

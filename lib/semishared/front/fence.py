@@ -14,7 +14,6 @@ killed call has left. Each raises NoKey without the key by which marks of ours a
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from functools import partial
 from typing import Sequence
@@ -33,7 +32,7 @@ from ..tools import owner
 from ..tools.effects import point
 from ..tools.hung_store import unless_it_hangs
 from ..tools.run import run
-from ..tools.this_machine import is_here
+from ..tools.this_machine import is_here, login
 from . import fence_facts
 from .fence_facts import Cloud, Marks
 
@@ -297,8 +296,8 @@ def _proven(host: str, mark: plan.Mark) -> Proof:
 
 def _who() -> str:
     """Return USER@FRONT-END of this process, as far as known: under sudo the user that called it."""
-    user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
-    return "".join(c for c in f"{user}@{os.uname().nodename}" if c.isascii() and (c.isalnum() or c in "@._-"))
+    name = f"{login()}@{os.uname().nodename}"
+    return "".join(c for c in name if c.isascii() and (c.isalnum() or c in "@._-"))
 
 
 def _named(datastores: Sequence[Datastore]) -> str:

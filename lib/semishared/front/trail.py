@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import shlex
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Iterable, Iterator, Sequence
 
 from .. import NAME
 from ..errors import SemisharedError
+from ..tools import this_machine
 from ..tools.redact import Redactor
 
 OK, TOLD = "ok", "told"
@@ -70,13 +70,7 @@ def path() -> str:
 
 def who() -> str:
     """Return USER@FRONT-END that has it done: under sudo the user that called it; oned of its actions."""
-    user = "oned"
-    if _by_verb:
-        user = os.environ.get("SUDO_USER") or ""
-        with suppress(KeyError):
-            user = user or pwd.getpwuid(os.getuid()).pw_name
-        user = user or str(os.getuid())
-    return f"{user}@{os.uname().nodename}"
+    return f"{this_machine.login() if _by_verb else 'oned'}@{os.uname().nodename}"
 
 
 def of_words(words: Iterable[str]) -> str:

@@ -28,7 +28,7 @@ from ..model.disk import names as disk_names
 from ..named import NamedTuple
 
 if TYPE_CHECKING:
-    from typing import Dict, Iterator, List, Tuple
+    from typing import Dict, Iterator, List, Optional, Tuple
 
 VERSION = 1
 LONGEST = 2000
@@ -52,9 +52,12 @@ def _path(vm: int, kind: str) -> str:
     return f"{directory()}/{vm}{kind}"
 
 
-def stamp() -> str:
-    """Return the time as it is shown."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+STAMP = "%Y-%m-%d %H:%M UTC"
+
+
+def stamp(seconds: Optional[float] = None) -> str:
+    """Return a time, now by default, as it is shown."""
+    return time.strftime(STAMP, time.gmtime(seconds))
 
 
 def leave(vm: int, error: str = "") -> None:

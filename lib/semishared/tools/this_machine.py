@@ -20,6 +20,16 @@ _DISCARD = 9
 """A port for connect(2) on UDP, which sends nothing."""
 
 
+def login() -> str:
+    """Return the user of this process, under sudo the one that called it; its number, if it has no name."""
+    import pwd  # for the operator's commands alone
+
+    try:
+        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 @cache
 def is_here(host: str) -> bool:
     """Return True if `host` is this machine; False for a name that only ssh may be able to resolve."""

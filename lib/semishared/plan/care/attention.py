@@ -15,6 +15,7 @@ from ...model.base import names as base_names
 from ...model.base.steps import HeldBase, KeptDisk, Listed, PausedGuest, Reported, ReportedVm
 from ...model.device.steps import PoolDevice
 from ...model.disk import names as disk_names
+from ...model.job_steps import Job
 from ...model.store import lost as rows_lost
 from ...named import NamedTuple
 from ...opennebula.states import LcmState, VmState, name_of
@@ -120,6 +121,8 @@ class Machine(NamedTuple):
     listed: Sequence[Listed] = ()
     devices: Sequence[PoolDevice] = ()
     paused: Sequence[PausedGuest] = ()
+    jobs: Sequence[Job] = ()
+    """What it moves now: no item, but a metric."""
 
 
 class Facts(NamedTuple):
