@@ -15,7 +15,6 @@ from xml.etree import ElementTree
 
 from ..errors import MachineMissing, SemisharedError
 from ..model.vm.move_steps import GuestMachine
-from ..opennebula.xml_edit import Markup
 from ..units import MiB
 from . import libvirtd
 from .domain import lookup
@@ -59,8 +58,9 @@ def _saved_xml(checkpoint: str) -> str:
         magic, _, length = HEADER.unpack(head)
         if magic != b"LibvirtQemudSave" or length > MOST_XML:
             return ""
-        # A host may have written anything into it: a DOCTYPE, whose entities grow without end, is refused.
-        return Markup(file.read(length).partition(b"\0")[0], "domain").source.decode()
+        text = file.read(length).partition(b"\0")[0].decode("utf-8", "replace")
+        # A host may have written anything into it: entities, which grow without end, need a DOCTYPE.
+        return "" if "<!DOCTYPE" in text else text
 
 
 def _machine(xml: str) -> GuestMachine:
