@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from semishared.guest import machine
+from semishared.model.vm.move_steps import GuestMachine
 
 XML = (
     b"<domain type='kvm'><os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os>"
@@ -43,4 +44,4 @@ def checkpoint(magic: bytes, length: int, text: bytes) -> bytes:
 )
 def test_machine_of_a_checkpoint(tmp_path: Path, content: bytes, found: tuple[str, ...]) -> None:
     (tmp_path / "checkpoint").write_bytes(content)
-    assert machine.seen(str(tmp_path), "") == machine.GuestMachine(*found)
+    assert machine.seen(str(tmp_path), "") == GuestMachine(*found)

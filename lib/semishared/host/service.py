@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 loaded(STEPS["CreateOverlay"])
 """Loaded while the front-end still asks oned: most plans need these modules."""
 ALIVE_S = 5
-TICK_S = 1
-"""Seconds between two looks at how far a step is."""
-NOTED_S = 2
-"""Seconds after which a step is noted for `semishared jobs`, if it moves bytes."""
 DYING_S = 5
 
 
@@ -86,7 +82,7 @@ class Noting:
             if self._note and step is not self._noted:
                 self._note.end()
                 self._note = None
-            if step is None or since_s < NOTED_S:
+            if step is None or since_s < progress.NOTED_S:
                 return
             if self._note is None:
                 from . import jobs
@@ -204,7 +200,7 @@ class Host:
         os.killpg(0, signal.SIGKILL)
 
     def _breathe(self) -> None:
-        tick_s, left_s = min(TICK_S, ALIVE_S), float(ALIVE_S)
+        tick_s, left_s = min(progress.TICK_S, ALIVE_S), float(ALIVE_S)
         while True:
             time.sleep(tick_s)
             if not self._busy:

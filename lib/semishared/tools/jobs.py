@@ -24,10 +24,6 @@ RUN, FOLDER, ENDING = "/run/one", "semishared", ".json"
 DIGITS = 10
 """Most digits of a process id."""
 VERSION = 1
-NOTED_S = 2.0
-"""Seconds of work before it is noted: short actions write nothing."""
-TICK_S = 1.0
-"""Seconds between two notes of one process."""
 LEAST = 1 << 20
 """Bytes below which work whose size is unknown is not noted: it moves no data."""
 WINDOW_S = 5.0
@@ -199,10 +195,10 @@ def noted(
     note, ended = Note(action, step, vm=vm, disk=disk, image=image, asked_by=asked_by), threading.Event()
 
     def looks() -> None:
-        due_s = NOTED_S
+        due_s = progress.NOTED_S
         while not ended.wait(due_s):
             note.look()
-            due_s = TICK_S
+            due_s = progress.TICK_S
 
     thread = threading.Thread(target=looks, daemon=True)
     thread.start()

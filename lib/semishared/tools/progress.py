@@ -43,6 +43,10 @@ def count(what: str, size: int) -> None:
     touch()
 
 
+NOTED_S = 2.0
+"""Seconds of work before `semishared jobs` lists it: short actions write nothing (tools/jobs.py)."""
+TICK_S = 1.0
+"""Seconds between two looks at how far it is."""
 INBOUND = ("store_read", "base_read", "received", "reused")
 OUTBOUND = ("store_written", "sent", "moved", "layers_copied")
 """Kinds of which a step moves each byte once: what it reads and what it writes are the same bytes."""
