@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import pytest
 
-from lab import NodeProcess
+from lab import NodeProcess, roots
 from semishared.errors import SemisharedError
 from upgrade import versions
 
@@ -273,6 +273,8 @@ passed_by_older: Dict[str, List[str]] = {}
     ],
 )
 def test_what_an_older_version_has_left_is_settled(live: Live, caller: Caller, at: str, then: str) -> None:
+    if roots.LIBVIRT_7_0 and "raw" in caller.id:
+        pytest.skip(f"{VERSION} moves no raw layer under libvirt 7.0")
     if not live.host.path(OLDER).exists():
         versions.lay_out(live.host.path(OLDER), VERSION)
     if caller.id not in passed_by_older:

@@ -20,7 +20,8 @@ def events(node: Node, domain: str) -> Iterator[Callable[[], str]]:
     """
     path = node.path(HEARD)
     path.unlink(missing_ok=True)
-    words = " ".join(["virsh", *VIRSH[2:], "event", "--domain", domain, "--all", "--loop"])
+    # virsh before 7.1 writes nothing out until it has a block of 4 KiB to say.
+    words = " ".join(["stdbuf", "-oL", "virsh", *VIRSH[2:], "event", "--domain", domain, "--all", "--loop"])
     change = [*VIRSH, "metadata", domain, "--live", "--uri", "urn:semishared:listening", "--key", "listening"]
     with node.popen(["bash", "-c", f"exec {words} >{HEARD} 2>&1"]) as listener:
         try:

@@ -37,8 +37,8 @@ MACHINES = {11: "pc-i440fx-5.2", None: "pc-i440fx-7.2", 13: "pc-i440fx-10.0"}
 """The newest machine type of each release's QEMU, the oldest release first; None is this machine's."""
 PLATFORM = "SEMISHARED_PLATFORM"
 """Of the environment: which releases the nodes of labs have, if those that put them up do not say."""
-LIVE_BACKUPS = "11" not in os.environ.get(PLATFORM, "").split("+")
-"""libvirt 7.0 has none of running guests."""
+LIBVIRT_7_0 = "11" in os.environ.get(PLATFORM, "").split("+")
+"""All nodes have it: it backs no running guest up, and 0.1.0 moves no raw layer under it."""
 CEPH = {"ceph18": 13}
 """Which release has that version of Ceph, for the cluster's daemons. This machine's is 16."""
 CLUSTER = "ceph"

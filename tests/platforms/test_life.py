@@ -76,7 +76,7 @@ def test_a_guest_lets_go_of_the_store(cloud: Cloud, os_image: int) -> None:
     assert cloud.leftovers() == []
 
 
-@pytest.mark.skipif(not roots.LIVE_BACKUPS, reason="libvirt 7.0 has no backups of running guests")
+@pytest.mark.skipif(roots.LIBVIRT_7_0, reason="libvirt 7.0 has no backups of running guests")
 def test_a_backup_is_of_one_moment_and_ends_when_it_is_cancelled(cloud: Cloud, os_image: int) -> None:
     images = [cloud.data_image(name, content("n0", 0, 4), persistent=True) for name in ("first", "second")]
     vm = deploy(cloud, "backup", os_image, *images)

@@ -11,6 +11,7 @@ from typing import Iterator, List
 
 import pytest
 
+from lab import roots
 from lab.cloud import SYSTEM
 from lab.forks import serve
 from pool.devices import Disk
@@ -61,7 +62,10 @@ RBD = [
     Row("undeploy", "in-place", "raw", ("directory sent", "deletion noted")),
     Row("device", "diff", "raw", DEVICE_POINTS, "h2", "h2"),
 ]
-ROWS = {"dir": DIR, "rbd": RBD}
+ROWS = {
+    kind: [row for row in rows if not (roots.LIBVIRT_7_0 and row.job == "backup")]
+    for kind, rows in (("dir", DIR), ("rbd", RBD))
+}
 DEVICES = {"/mnt/a": 320, "/mnt/b": 320}
 MEMORY = "/mnt/ram"
 
