@@ -82,6 +82,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "cephstore": {"paths": ["tests/cephstore"], "minutes": 45},
     "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 45},
     "nfs": {"paths": ["tests/nfs"], "minutes": 45},
+    "increments": {"paths": ["tests/increments"], "minutes": 40},
     "neighbours": {"paths": ["tests/neighbours"], "minutes": 10},
     "replay": {"paths": ["tests/replay"], "minutes": 40},
     "faults": {

@@ -34,7 +34,7 @@ from semishared.store.dir import image as dir_image
 from semishared.store.dir import upload
 from semishared.wire import session as ssh
 
-from .rig import Rig, image_bytes, pattern
+from .rig import MARKED, Rig, image_bytes, pattern
 
 VM = 7
 OTHER = 6
@@ -433,6 +433,20 @@ def backed_up(rig: Rig) -> None:
     plan(rig, "a", back_up(rig), {})
 
 
+def increment(rig: Rig, since: int = 0) -> List[s.Step]:
+    (full,) = back_up(rig)
+    return [full._replace(since=since, chain=1 if since >= 0 else -1)]
+
+
+def marked(rig: Rig) -> None:
+    """A backup is stored, and the guest has written since."""
+    whole_vm(rig)
+    place = rig.inside(f"101/{VM}")
+    plan(rig, "a", [*increment(rig, -1), s.EndBackup(VM, place, f"{place}/backup", "")], {})
+    write = ["qemu-io", "-f", "qcow2", "-c", "write -q -P 0x5a 64k 64k", f"{place}/disk.0"]
+    rig.run("a", write)
+
+
 def _restore(name: str, disk: int, size: int = 8) -> Case:
     def act(rig: Rig, env: Environment) -> object:
         step = s.RestoreDisk(s.DiskRef(VM, disk, rig.inside(f"101/{VM}")), size * MiB)
@@ -619,6 +633,13 @@ CASES = [
     ),
     _case("prebackup", back_up, whole_vm, opaque=VOLATILE, guest=ALL_GUEST),
     _case("prebackup, an older one there", back_up, backed_up, opaque=VOLATILE, guest=ALL_GUEST),
+    _case(
+        "prebackup, an increment",
+        increment,
+        marked,
+        opaque=(*VOLATILE, MARKED),
+        guest=ALL_GUEST,
+    ),
     _case(
         "postbackup",
         lambda rig: [s.EndBackup(VM, rig.inside(f"101/{VM}"), rig.inside(f"101/{VM}/backup"), "")],

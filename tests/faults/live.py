@@ -196,8 +196,11 @@ class Live:
                 steps = snapshots.delete(request, facts, domain)
             session.run([*steps, *snapshots.tidy(request, facts, tuple(known), domain)])
 
-    def back_up(self, env: Environment, freeze: str) -> None:
-        self.run(env, s.BackUp(VM, VM_DIR, BACKUP, ("0", "1", "2", "3"), DOMAIN, freeze, "PFZNPjwvVk0+"))
+    def back_up(self, env: Environment, freeze: str, since: Optional[int] = None) -> None:
+        """Back all disks up; `since`: the increment that is stored, -1 for none."""
+        step = s.BackUp(VM, VM_DIR, BACKUP, ("0", "1", "2", "3"), DOMAIN, freeze, "PFZNPjwvVk0+")
+        chain = 1 if since is not None and since >= 0 else -1
+        self.run(env, step._replace(since=since, chain=chain))
 
     def end_backup(self, env: Environment) -> None:
         self.run(env, s.EndBackup(VM, VM_DIR, BACKUP, DOMAIN))
@@ -424,7 +427,7 @@ class Live:
         assert targets and said == [RUNNING, *(None for _ in targets), NO_JOB], said
         names = os.listdir(self.host.path(f"{VM_DIR}/.semishared"))
         assert not [
-            name for name in names if not name.startswith(("disk.", "clone.", "committed.", "vm."))
+            name for name in names if not name.startswith(("disk.", "clone.", "committed.", "vm.", "marks."))
         ], names
 
     def points(self) -> List[str]:

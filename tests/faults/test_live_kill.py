@@ -42,6 +42,7 @@ from .live import (
     VM_DIR,
     Environment,
     Live,
+    MiB,
     digest,
     s,
     written,
@@ -71,6 +72,8 @@ class Case:
     """The same action on a VM that is off."""
 
 
+CHANGED = bytes(3 * MiB) + bytes([3]) * (MiB // 2) + bytes(len(written()) - 3 * MiB - MiB // 2)
+"""What an increment has where the guest has written 3 since the one before."""
 KEPT = {0: written(1, 2), 1: written(1, 2, 3), -1: written(1, 2, 3, 4)}
 
 
@@ -156,6 +159,14 @@ CASES = [
         lambda live, env: live.back_up(env, "SUSPEND"),
         ("suspend", "resume", "backup-begin"),
     ),
+    Case(
+        "prebackup_live, an increment",
+        OVERLAY,
+        "marked",
+        lambda live, env: live.back_up(env, "SUSPEND", since=0),
+        ("suspend", "resume", "backup-begin"),
+        now=written(1, 2, 3),
+    ),
     Case("postbackup_live", OVERLAY, "backed up", lambda live, env: live.end_backup(env)),
 ]
 
@@ -191,6 +202,16 @@ def live() -> Iterator[Live]:
                 live.back_up({}, "NONE")
                 live.end_domain()
                 live.save("backed up")
+                live.restore("plain")
+                live.start()
+                live.back_up({}, "NONE", since=-1)
+                live.end_backup({})
+                for disk in range(4):
+                    live.write_running(disk, 3)
+                # Not as a power cut: QEMU writes its bitmaps out at its end.
+                live.virsh("destroy", DOMAIN)
+                live.end_domain()
+                live.save("marked")
             yield live
         finally:
             live.close()
@@ -272,8 +293,11 @@ class Proof:
         if case.name.startswith("cpds"):
             assert live.reads(SAVED, "raw") == digest(case.now)
         if case.name.startswith("prebackup"):
+            number = int(case.start == "marked")
             for disk in range(4):
-                assert live.reads(f"{VM_DIR}/backup/disk.{disk}.0", "qcow2") == digest(case.now)
+                has_mark = number and live.record(disk)["format"] == "qcow2"
+                wanted = CHANGED if has_mark else case.now
+                assert live.reads(f"{VM_DIR}/backup/disk.{disk}.{number}", "qcow2") == digest(wanted)
 
 
 def _killed_at(live: Live, name: str, case: Case, saved: str) -> None:

@@ -85,6 +85,7 @@ def installed() -> tempfile.TemporaryDirectory[str]:
         "save",
         "restore",
         "snapshot_create",
+        "snapshot_revert",
         "cancel",
     ):
         (kvm / action).write_text(RECORDER)
@@ -587,7 +588,9 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("action", ["deploy", "restore", "save", "detach_disk", "snapshot_create"])
+@pytest.mark.parametrize(
+    "action", ["deploy", "restore", "save", "detach_disk", "snapshot_create", "snapshot_revert"]
+)
 def test_who_is_at_work_on_the_disks_without_oneds_knowing_is_ended(host: Host, action: str) -> None:
     """As `semishared detach` is: it would go on in disks of which OpenNebula decides now."""
     argv, stdin = REHEARSED[action][0](host)
@@ -772,6 +775,12 @@ def saved(host: Host) -> tuple[list[str], bytes]:
 def snapshot(host: Host) -> tuple[list[str], bytes]:
     host.add_local(0)
     return ["252e", "0", "7", "h1"], migrate_stdin(host)
+
+
+@situation("snapshot_revert", "LoseMarks", "BecomeStock")
+def gone_back(host: Host) -> tuple[list[str], bytes]:
+    host.add_local(0)
+    return ["252e", "snap-0", "7", "h1"], migrate_stdin(host)
 
 
 @situation("migrate of a VM of others", "BecomeStock")

@@ -563,6 +563,7 @@ ON_THE_HOST: Dict[str, Tuple[str, Tuple[str, ...]]] = {
     "detach_disk": ("exempt, nothing is opened: the target that oned names leaves the domain", ()),
     "save": ("exempt, nothing is opened: who reads the checkpoint compares it (restore)", ()),
     "snapshot_create": ("exempt, nothing is opened: a record can only have it refused", ()),
+    "snapshot_revert": ("exempt, nothing is opened: bitmaps leave the guest that oned names", ()),
 }
 """Actions that a hypervisor carries out itself, by records that another machine may have sent: with what of
 oned's those are compared at the action, and the tests of that and of their arrival. What a machine says of

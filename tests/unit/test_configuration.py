@@ -20,7 +20,16 @@ from semishared.install.oned_conf import parse
 from semishared.model import attributes
 
 VMM = Path(__file__).resolve().parents[2] / "vmm"
-OWN = ("attach_disk", "deploy", "detach_disk", "migrate", "restore", "save", "snapshot_create")
+OWN = (
+    "attach_disk",
+    "deploy",
+    "detach_disk",
+    "migrate",
+    "restore",
+    "save",
+    "snapshot_create",
+    "snapshot_revert",
+)
 # What was there by hand is ours: it goes when we go.
 NOT_UNDONE = ("by hand",)
 

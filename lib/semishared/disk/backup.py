@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of a VM's disks for OpenNebula's backup drivers, and disks restored from such copies.
+"""Copies of a VM's disks for OpenNebula's backup drivers, whole or of what changed since one that it has.
 
 For a running VM, QEMU runs one backup job over all disks, begun in one transaction. QEMU copies each block
 before the guest overwrites it, so the copies show one moment, and the VM's own layers stay as they are.
@@ -13,31 +13,24 @@ the removal of the VM delete; a job in QEMU, which `end` ends; a frozen guest, n
 
 from __future__ import annotations
 
-import hashlib
 import os
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Callable, Iterable, Iterator
+from typing import Callable, Collection
 
-from .. import store
 from ..base import room
-from ..device import memory
-from ..errors import MissingImage, NotSupported, TransferCorrupt, UnsafeImage
+from ..errors import MissingImage
 from ..guest import backup_job, block_jobs, domain, freeze, job_lock
+from ..model.disk import marks as model
 from ..model.disk import names as disk_names
-from ..model.disk.place import COPY
+from ..model.disk.marks import Asked, Increment
 from ..model.disk.record import Record
-from ..model.steps import BackUp, DiskRef, EndBackup, ImageRef, RestoreDisk
-from ..model.store import dir_names
+from ..model.steps import BackUp, DiskRef, EndBackup
 from ..named import NamedTuple
-from ..tools import files, inspection, layers, progress, qemu_img
+from ..tools import files, progress, qemu_img, storage_daemon
 from ..tools.effects import point
 from ..tools.rate_limit import priority, standing_back
-from . import guard, records, recovery, vm_dir
+from . import backup_marks, records, recovery, vm_dir
 from .epochs import Planned
 from .save_as import opened
-
-if TYPE_CHECKING:
-    from ..model.store.image_steps import RestoreImage
 
 
 class _Disk(NamedTuple):
@@ -59,8 +52,10 @@ def _recorded(vm: int, directory: str, disk: int) -> _Disk:
     return _Disk(path, record.format, os.path.realpath(path), record)
 
 
-def back_up(step: BackUp, planned: Planned, ask: room.Ask | None) -> None:
-    """Copy the disks and publish the copies by one rename."""
+def back_up(
+    step: BackUp, planned: Planned, ask: room.Ask | None, warn: Callable[[str], None] = lambda text: None
+) -> None:
+    """Copy the disks, or what has changed in them, and publish the copies by one rename."""
     staged = disk_names.staged_backup(step.directory)
     job_lock.take(step.vm, step.vm_dir)
     job_lock.check_not_ended(step.vm, step.vm_dir, planned.known)
@@ -71,21 +66,20 @@ def back_up(step: BackUp, planned: Planned, ask: room.Ask | None) -> None:
     if not os.path.isdir(step.vm_dir):
         raise MissingImage(f"{step.vm_dir} is not there on {os.uname().nodename}")
     disks = {int(disk): _recorded(step.vm, step.vm_dir, int(disk)) for disk in step.disks}
-    room.require(step.vm_dir, _needed(disks.values()), ask, where=os.path.dirname(staged))
+    increment = _increment(step, disks)
+    if increment:
+        for disk, why in sorted(increment.whole.items()):
+            warn(f"all of disk {disk} is in increment {increment.number}, not what changed alone: {why}")
+    changed = increment.changed if increment else ()
+    room.require(step.vm_dir, _needed(disks, changed), ask, where=os.path.dirname(staged))
     try:
         with files.enough_space(staged):
             os.makedirs(staged)
             point("backup begun")
             if step.domain:
-                _copy_running(step, staged, disks)
+                _copy_running(step, staged, disks, increment)
             else:
-                within = priority(step.nice, step.io_level)
-                for disk, found in disks.items():
-                    target = disk_names.backup_copy(staged, disk)
-                    with opened(found.record, found.path, found.format) as source, standing_back():
-                        qemu_img.convert(source, found.format, target, "qcow2", direct=True, within=within)
-                        files.fsync(target)
-                    point("disk copied")
+                _copy_off(step, staged, disks, increment)
             files.write(f"{staged}/vm.xml", step.xml.encode())
             files.fsync_tree(staged)
             progress.count(
@@ -100,33 +94,124 @@ def back_up(step: BackUp, planned: Planned, ask: room.Ask | None) -> None:
         raise
 
 
-def _needed(disks: Iterable[_Disk]) -> int:
+def _needed(disks: dict[int, _Disk], changed: Collection[int]) -> int:
+    """Return how many bytes the copies take at most; what changed lies in a disk's own layers."""
     needed = room.LITTLE
-    for found in disks:
+    for number, found in disks.items():
+        if number in changed:
+            needed += sum(map(files.allocated, backup_marks.own_layers(found.record)))
+            continue
         with opened(found.record, found.path, found.format) as source:
             needed += qemu_img.measure(source, found.format)
     return needed
 
 
-def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk]) -> None:
+# -- increments -------------------------------------------------------------------------------------
+
+UNUSABLE = "its mark is not whole: its QEMU was killed, or its layers were made anew"
+
+
+def _increment(step: BackUp, disks: dict[int, _Disk]) -> Increment | None:
+    """Decide what is copied of each disk, and note the new mark before it is made; None: a full backup."""
+    marks = backup_marks.read(step.vm_dir)
+    if step.since is None:
+        if marks:
+            _drop_marks(step, disks, ())
+            backup_marks.write(step.vm_dir, ())
+        return None
+    asked = Asked(step.since, step.chain, step.newest)
+    able = {number: backup_marks.refused(found.record) for number, found in disks.items()}
+    name = model.name(os.urandom(8).hex(), asked.number)
+    increment = model.decide(marks, asked, able, name)
+    backup_marks.write(step.vm_dir, tuple(one for one in (increment.since, increment.mark) if one))
+    _drop_marks(step, disks, [increment.since.name] if increment.since else [])
+    unusable = dict.fromkeys(_unusable(step, disks, increment), UNUSABLE)
+    return increment.with_whole(unusable)
+
+
+def _drop_marks(step: BackUp, disks: dict[int, _Disk], keep: Collection[str]) -> None:
+    if step.domain:
+        from ..guest import marks
+
+        marks.drop(step.domain, keep)
+        return
+    for found in disks.values():
+        backup_marks.drop(found.record, keep)
+
+
+def _unusable(step: BackUp, disks: dict[int, _Disk], increment: Increment) -> list[int]:
+    """Return the disks whose marks are not whole."""
+    if not increment.since or not increment.changed:
+        return []
+    name = increment.since.name
+    if not step.domain:
+        return [disk for disk in increment.changed if not backup_marks.is_whole(disks[disk].record, name)]
+    from ..guest import marks
+
+    devices = _devices(step, {disk: disks[disk] for disk in increment.changed})
+    valid = marks.define(step.domain, name, devices.values())
+    return [disk for disk, device in devices.items() if device not in valid]
+
+
+def _target(staged: str, disk: int, increment: Increment | None) -> str:
+    return disk_names.backup_copy(staged, disk, increment.number if increment else 0)
+
+
+def _copy_off(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Increment | None) -> None:
+    """Copy disks that no guest has open; what is copied is what is marked."""
+    if increment:
+        for disk in increment.mark.disks:
+            backup_marks.add(disks[disk].record, increment.mark.name)
+    within = priority(step.nice, step.io_level)
+    for disk, found in disks.items():
+        target = _target(staged, disk, increment)
+        with opened(found.record, found.path, found.format) as source, standing_back():
+            if increment is None or increment.number == 0:
+                qemu_img.convert(source, found.format, target, "qcow2", direct=True, within=within)
+            else:
+                # `qemu-img info` does not open what is named with all it lies over.
+                size = qemu_img.virtual_size(found.path or source, found.format)
+                qemu_img.create(target, "qcow2", size)
+                if disk in increment.changed and increment.since:
+                    active = os.path.realpath(source) if source.startswith("/") else source
+                    storage_daemon.copy_changed(active, increment.since.name, target, within)
+                else:
+                    qemu_img.convert_whole(source, found.format, target, within)
+            files.fsync(target)
+        point("disk copied")
+
+
+def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Increment | None) -> None:
     devices = _devices(step, disks)
     targets = {}
     for disk, device in devices.items():
-        target = disk_names.backup_copy(staged, disk)
+        target = _target(staged, disk, increment)
         # libvirt would create it as root, and QEMU, which runs as another user, could not open it.
         qemu_img.create(target, "qcow2", block_jobs.capacity(step.domain, device))
         os.chmod(target, 0o660)
         targets[device] = target
+    since, mark = {}, ""
+    if increment:
+        from ..guest import marks
+
+        if increment.since:
+            since = {devices[disk]: increment.since.name for disk in increment.changed}
+        marked = [devices[disk] for disk in increment.mark.disks]
+        others = set(domain.disks(step.domain)) - set(marked)
+        mark = marks.checkpoint(increment.mark.name, marked, sorted(others)) if marked else ""
     try:
         with backup_job.listening(step.domain) as job:
             with freeze.resting(step.vm_dir, step.domain, step.freeze):
-                job.begin(targets)
+                job.begin(targets, since, mark)
                 point("backup job begun")
             job.wait()
         point("backup job done")
     except BaseException:
         _end_job(step.domain, step.directory)
         raise
+    finally:
+        if increment:
+            marks.forget(step.domain)
 
 
 def _devices(step: BackUp, disks: dict[int, _Disk]) -> dict[int, str]:
@@ -177,184 +262,3 @@ def _remove_if_empty(directory: str) -> None:
         os.rmdir(directory)
     except OSError:
         pass  # the administrator may keep other files below BACKUP_BASE_PATH
-
-
-AHEAD = 8 << 20
-"""Bytes of a backup for which the host makes room before it writes them."""
-
-
-@contextmanager
-def _received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) -> Iterator[str]:
-    """Yield the received file; raise unless it is whole and a standalone qcow2 image."""
-    path = disk_names.arriving_backup(disk.vm_dir, disk.disk)
-    files.remove_staged(*os.path.split(path))
-    path = files.staged_name(path)
-    try:
-        digest = hashlib.sha256()
-        with files.enough_space(disk.vm_dir), open(path, "xb") as file:
-            sure = 0
-            for chunk in chunks:
-                if sure < len(chunk):
-                    # The size is unknown, and the front-end is busy sending: it cannot be asked.
-                    room.require(disk.vm_dir, AHEAD, None)
-                    sure = AHEAD
-                sure -= len(chunk)
-                digest.update(chunk)
-                file.write(chunk)
-                progress.count("received", len(chunk))
-        point("backup received")
-        if digest.hexdigest() != sha256():
-            raise TransferCorrupt(
-                f"the backup of disk {disk.disk} did not arrive whole on {os.uname().nodename}"
-            )
-        with open(path, "rb") as file:
-            head = file.read(inspection.HEAD)
-        format = inspection.detect(head)
-        if format != "qcow2":
-            raise NotSupported(f"the backup of disk {disk.disk} is no qcow2 image but {format}")
-        danger = inspection.names_other_files(head, format)
-        if danger:
-            raise UnsafeImage(f"the backup of disk {disk.disk} has {danger}")
-        yield path
-    finally:
-        files.unlink(path)
-
-
-def _session(disk: DiskRef) -> str:
-    """Return the session of an in-place disk's image before a restore; '' for any other disk."""
-    record = records.read_record(disk.vm_dir, disk.disk)
-    image = record.stored if record else None
-    return store.of(image.access).session(image) if image else ""
-
-
-def restore(
-    step: RestoreDisk,
-    planned: Planned,
-    ask: room.Ask | None,
-    chunks: Iterator[bytes],
-    sha256: Callable[[], str],
-) -> None:
-    """Replace a disk's content by what arrives.
-
-    The content of an in-place disk is replaced on the store, unless another session of the image has begun. A
-    crash leaves the old disk or the restored one, and perhaps a staged file, which the next restore removes.
-    """
-    disk = step.disk
-    recovery.settle(disk.vm, disk.vm_dir)
-    session = _session(disk)
-    with _received(disk, chunks, sha256) as backup:
-        record = records.record_of(disk)
-        if record.readonly:
-            raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
-        image = record.stored
-        if image:
-            _restore_image(step, image, backup, planned, session)
-        else:
-            _restore_own(step, record, backup, planned, ask)
-
-
-def restore_bridged(
-    step: RestoreImage, planned: Planned, chunks: Iterator[bytes], sha256: Callable[[], str]
-) -> None:
-    """Write what arrives to an image that the bridge has hidden and emptied."""
-    disk = step.disk
-    with _received(disk, chunks, sha256) as backup:
-        vm_dir.check_wanted(disk, planned)
-        with standing_back():
-            store.bridged(step.image.access).draft(step.image).fill(backup, "qcow2")
-
-
-def _write(backup: str, target: str, record: Record, active: str, min_size: int) -> None:
-    """Write the new content to `target`, ready to be renamed."""
-    format = record.format
-    with standing_back():
-        if record.place.commits:
-            # Over the base, with explicit zeros where the backup has none: a commit then writes all of it
-            # to the image.
-            base = layers.below(active, format)[-1]
-            qemu_img.convert_over(backup, "qcow2", target, *base)
-        else:
-            qemu_img.convert(backup, "qcow2", target, format, direct=True)
-    if qemu_img.virtual_size(target, format) < min_size:
-        qemu_img.resize(target, format, min_size)
-    point("content made")
-
-
-def _restore_image(step: RestoreDisk, image: ImageRef, backup: str, planned: Planned, session: str) -> None:
-    """Replace the content of a persistent image: a new session begins, after its old generation has ended."""
-    disk = step.disk
-    # CheckNotRunning has looked at this host only; the store sees writers of other hosts. The VM's lock is
-    # held while the image is replaced.
-    with ExitStack() as held, store.of(image.access).replaced(image, step.min_size, session) as draft:
-        with standing_back():
-            draft.fill(backup, "qcow2")
-        held.enter_context(vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk))
-
-
-def _restore_own(
-    step: RestoreDisk, record: Record, backup: str, planned: Planned, ask: room.Ask | None
-) -> None:
-    """Replace one of the VM's own disks by a standalone disk of the same format.
-
-    Its snapshots go, as oned forgets those of non-persistent disks. A crash leaves the old disk or the new
-    one.
-    """
-    disk = step.disk
-    path = record.path
-    active = os.path.join(os.path.dirname(path), os.readlink(path)) if os.path.islink(path) else path
-    # A killed restore may have left these.
-    files.remove_staged(*os.path.split(active))
-    files.remove_staged(disk_names.records(disk.vm_dir), disk_names.record_name(disk.disk))
-    room.require(disk.vm_dir, qemu_img.measure(backup, "qcow2"), ask, where=os.path.dirname(active))
-    staged, size = files.staged_name(active), max(step.min_size, qemu_img.virtual_size(backup, "qcow2"))
-    try:
-        with (
-            memory.another_layer(os.path.dirname(active), size),
-            files.enough_space(os.path.dirname(active)),
-        ):
-            with files.made(staged) as made:
-                _write(backup, made, record, active, step.min_size)
-            with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-                guard.refuse_late_clone(disk.vm_dir, disk.disk, planned.seq)
-                os.rename(staged, active)
-                point("disk replaced")
-                files.fsync(os.path.dirname(active))
-                first = _only_layer(active)
-                # The restored layer is the only one, in the record's format: there is no raw layer below.
-                record = record._replace(path=first if path == active else path, raw_layer=None)
-                record = record._replace(committed=None)
-                if not record.place.commits and (record.place.leases or record.place.is_remote):
-                    # After the content: a record may name a lease too many, never one too few.
-                    record = record._replace(place=COPY, over=None)
-                records.write_record(disk.vm_dir, record)
-                guard.refuse_late_clone(disk.vm_dir, disk.disk, planned.seq)
-                _drop_other_layers(active, first)
-    finally:
-        files.unlink(staged)
-    if record.is_local and not record.place.commits:
-        vm_dir.release(disk, planned)
-
-
-def _only_layer(active: str) -> str:
-    """Make the active layer the disk's first layer; return its path."""
-    directory, name = os.path.split(active)
-    if not disk_names.are_layers(directory) or name == "0":
-        return active
-    link = disk_names.disk_of(directory)
-    first = disk_names.layer(link, 0)
-    files.unlink(first)
-    os.link(active, first)
-    files.symlink(disk_names.layer(os.path.basename(link), 0), link)
-    return first
-
-
-def _drop_other_layers(active: str, first: str) -> None:
-    """Remove the layers of the snapshots that the restore dropped."""
-    directory = os.path.dirname(active)
-    if not disk_names.are_layers(directory):
-        return
-    stay = (os.path.basename(first), os.path.basename(dir_names.seq_note(directory)))
-    for name in os.listdir(directory):
-        if name not in stay and not os.path.isdir(f"{directory}/{name}"):
-            files.unlink(f"{directory}/{name}")
-            point("snapshot removed")

@@ -38,6 +38,7 @@ from ..tools import files, layers, qemu_img
 from ..tools.effects import point
 from ..tools.rate_limit import standing_back
 from . import (
+    backup_marks,
     create,
     history,
     layering,
@@ -55,6 +56,10 @@ def image_of(record: Record) -> ImageRef:
     """Return the image of a disk, with the Ceph keys of this machine."""
     image = record.of_image._replace(generation="")
     return image._replace(access=store.of(image.access).keyed())
+
+
+COMMITTED = "it was committed to its image"
+"""Why a disk has no mark any more (disk/backup_marks.py): its layers are made anew after that."""
 
 
 def due_before_commit(record: Record) -> dict[str, object] | None:
@@ -163,6 +168,7 @@ def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> Committe
     due = due_before_commit(record)
     if due:
         return CommittedDisk(0, due)
+    backup_marks.lose(disk.vm_dir, disk.disk, COMMITTED)
     done = _write(disk, record._replace(path=path), ask, step.rate)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         # A guest started meanwhile may write to what was the active layer then.
@@ -231,6 +237,7 @@ def written(
     """
     if not retained_diffs.waiting_layers(record):
         return _write(disk, record, ask, rate), record
+    backup_marks.lose(disk.vm_dir, disk.disk, COMMITTED)
     writers.check_file(record.path)
     if len(retained_diffs.chain_of(record)) > 1 and layers.is_empty(record.path):
         # A refused commit has left the empty layer.

@@ -34,8 +34,12 @@ from ..store import writers
 from ..tools import files, layers, qemu_img
 from ..tools.effects import point
 from ..tools.rate_limit import standing_back
-from . import guard, records, vm_dir
+from ..tools.run import work
+from . import backup_marks, guard, records, vm_dir
 from .epochs import Planned
+
+OFF = "a snapshot was taken, or gone back to, while the VM was off"
+"""Why a disk has no mark any more (disk/backup_marks.py)."""
 
 
 def folder_of(record: Record) -> str:
@@ -94,6 +98,7 @@ def add_layer(step: AddLayer, planned: Planned) -> None:
             # A revert replaces the former active layer; a guest started since the plan would keep writing
             # to an unlinked file.
             writers.check_file(path)
+            backup_marks.lose(step.disk.vm_dir, step.disk.disk, OFF)
         with files.published(path, _check(step.disk, planned)) as staged:
             # By name and size only: the layers below need not be reachable.
             size = qemu_img.virtual_size(f"{os.path.dirname(path)}/{step.over}", step.over_format)
@@ -105,6 +110,7 @@ def add_layer(step: AddLayer, planned: Planned) -> None:
 def activate_layer(step: ActivateLayer, planned: Planned) -> None:
     """Make a layer the active one."""
     disk = step.disk
+    backup_marks.lose(disk.vm_dir, disk.disk, OFF)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         _activate(disk, step.layer, step.format, planned)
 
@@ -169,6 +175,7 @@ def merge_layer(step: MergeLayer, planned: Planned) -> None:
     folder = os.path.dirname(path)
     if backing_of(record, path)[0] == step.backing:
         return
+    backup_marks.lose(step.disk.vm_dir, step.disk.disk, "a snapshot was removed")
     named: Callable[[str], str] = str
     if record.place.is_remote:
         from ..guest import active_layer
@@ -182,7 +189,14 @@ def merge_layer(step: MergeLayer, planned: Planned) -> None:
             named = partial(active_layer.for_qemu_img, record)
     if qemu_img.info(path, "qcow2").get("snapshots"):
         raise NotSupported(f"{path} holds system snapshots, which count on what it lies over")
+    below, below_format = layers.backing_of(path)
+    below, size = f"{folder}/{below}", layers.virtual_size(path)
+    # It is shorter if the disk has grown since, and QEMU 5.2 then rebases for ever.
+    is_shorter = bool(step.backing) and not record.over and layers.virtual_size(below) < size
     if not step.copy:
+        if is_shorter:
+            qemu_img.grow(below, below_format, size)
+            point("layer below grown")
         with standing_back():
             qemu_img.rebase(named(path), step.backing, step.backing_format)
         point("layer rebased")
@@ -193,7 +207,15 @@ def merge_layer(step: MergeLayer, planned: Planned) -> None:
         files.published(path, _check(step.disk, planned)) as staged,
         standing_back(),
     ):
-        qemu_img.rebased(path, staged, step.backing, step.backing_format, named)
+        if is_shorter:
+            # The guest has the layer below open: a copy of it is grown.
+            large = files.staged_name(below)
+            work(["cp", "--sparse=always", "--reflink=auto", "--", below, large])
+            qemu_img.grow(large, below_format, size)
+            qemu_img.rebased(path, staged, step.backing, step.backing_format, over=(large, below_format))
+            files.unlink(large)
+        else:
+            qemu_img.rebased(path, staged, step.backing, step.backing_format, named)
         os.chmod(staged, 0o660)
     point("layer merged")
 

@@ -29,7 +29,7 @@ from ..model.steps import (
 )
 from ..tools import beneath, files, layers, qemu_img
 from ..tools.effects import point
-from . import layering, records, recovery, retained_diffs, vm_dir
+from . import backup_marks, layering, records, recovery, retained_diffs, vm_dir
 from .epochs import Planned
 
 
@@ -160,6 +160,7 @@ def grow(step: GrowDisk, planned: Planned) -> OnStore | None:
     if record.bridged:
         return records.on_store(record)
     _check_writable(step.disk, record)
+    backup_marks.tidy(step.disk.vm_dir)
     image, path = record.stored, record.path
     if image:
         # Not by the guest's link: the store checks what it leads to.

@@ -25,7 +25,7 @@ from ..named import NamedTuple
 from ..store.dir import clones as dir_clones
 from ..tools import files, layers, locks, qemu_img
 from ..tools.effects import point
-from . import epochs, history, on_devices, records, recovery, retained_diffs, vm_dir_siblings
+from . import backup_marks, epochs, history, on_devices, records, recovery, retained_diffs, vm_dir_siblings
 from .epochs import Planned
 from .records import read_record as read_record
 
@@ -237,6 +237,8 @@ def remove_disk(
         place = (
             "" if done else retained_diffs.keep(disk, record) if record else retained_diffs.keep_unknown(disk)
         )
+        if record:
+            backup_marks.leave(disk.vm_dir, record)
         _unlink_disk(disk)
         if not noted:
             _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned, must=True)

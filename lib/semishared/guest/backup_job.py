@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Mapping
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolTimeout
 from ..tools import progress
@@ -24,18 +24,31 @@ class BackupJob:
     def __init__(self, name: str, heard: libvirtd.Heard) -> None:
         self._name, self._heard = name, heard
 
-    def begin(self, targets: Dict[str, str]) -> None:
-        """Have QEMU begin to copy disks into qcow2 files; `targets`: file by target name."""
+    def begin(self, targets: Dict[str, str], since: Mapping[str, str], mark: str) -> None:
+        """Have QEMU begin to copy disks into qcow2 files; `targets`: file by target name.
+
+        `since`: the checkpoints that libvirt knows, by the target names of the disks of which QEMU copies
+        what changed since; `mark`: XML of a checkpoint that is made at that moment, '' for none.
+        """
         domain.check_plain(self._name, targets)
+
+        def how(device: str) -> str:
+            if device in since:
+                return f" backupmode='incremental' incremental='{quoted(since[device])}'"
+            return " backupmode='full'" if since else ""
+
         disks = "".join(
-            f"<disk name='{quoted(device)}' backup='yes' type='file'><target "
+            f"<disk name='{quoted(device)}' backup='yes' type='file'{how(device)}><target "
             f"file='{quoted(path)}'/><driver type='qcow2'/></disk>"
             for device, path in targets.items()
         )
         xml = f"<domainbackup mode='push'><disks>{disks}</disks></domainbackup>"
         reuse = libvirtd.binding().VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL
         domain.ask(
-            self._name, "backup-begin", lambda guest: guest.backupBegin(xml, None, reuse), timeout_s=QUICK_S
+            self._name,
+            "backup-begin",
+            lambda guest: guest.backupBegin(xml, mark or None, reuse),
+            timeout_s=QUICK_S,
         )
 
     def wait(self) -> None:

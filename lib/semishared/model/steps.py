@@ -25,7 +25,7 @@ from .vm import move_steps
 from .vm.move_steps import *  # noqa: F403 - the vocabulary is one, in files of a size to read
 
 if TYPE_CHECKING:
-    from typing import Union  # noqa: F401 - answers in quotes
+    from typing import Optional, Union  # noqa: F401 - answers in quotes
 
     from .disk.snapshot_steps import OnStore  # noqa: F401
     from .shapes import Generation
@@ -229,7 +229,10 @@ class SaveDisk(Step[Rested]):
 
 
 class BackUp(Step[None]):
-    """Leave a standalone qcow2 copy of each disk, as of one moment, and `xml` as vm.xml, in `directory`."""
+    """Leave a standalone qcow2 copy of each disk, as of one moment, and `xml` as vm.xml, in `directory`.
+
+    Of an increment (`since`) a copy may have what has changed alone (model/disk/marks.py).
+    """
 
     vm: int
     vm_dir: str
@@ -243,6 +246,12 @@ class BackUp(Step[None]):
     """How much less CPU priority the copies of a VM that is off have (nice(1))."""
     io_level: int = -1
     """Their level in the best-effort I/O class, 0 to 7; -1: the idle class."""
+    since: Optional[int] = None
+    """The increment that is stored, -1 for none: what changed since is left, and the moment marked."""
+    chain: int = -1
+    """The backup image of that increment, -1 for none."""
+    newest: int = -1
+    """The highest id of a backup image that the VM has, -1 for none."""
 
 
 class EndBackup(Step[None]):

@@ -261,6 +261,11 @@ class Vm(Object):
         """Return a setting of BACKUP_CONFIG, in upper case."""
         return self.text(f"BACKUPS/BACKUP_CONFIG/{name}").upper()
 
+    @property
+    def backup_ids(self) -> tuple[int, ...]:
+        """Return the ids of the backup images that the VM has."""
+        return tuple(one.number(".") for one in self.all("BACKUPS/BACKUP_IDS/ID"))
+
     context_disk = Number("TEMPLATE/CONTEXT/DISK_ID")
     """Disk id of the context ISO, -1 without one."""
 

@@ -236,6 +236,27 @@ def grow(path: str, format: str, size: int) -> None:
     work(["qemu-img", "resize", "-q", f"json:{json.dumps(_alone(path, format))}", str(size)])
 
 
+def convert_whole(source: str, source_format: str, target: str, within: Sequence[str] = ()) -> None:
+    """Write all of an image, zeros too, to the empty qcow2 file `target` of its size, which has no backing.
+
+    Laid over another image of this size later, it hides all of that. QEMU leaves zeros out where a target has
+    them: so it opens this one over a source of data without end.
+    """
+    over = f"backing.driver=null-co,backing.size={virtual_size(target, 'qcow2')}"
+    named = "driver=qcow2,file.driver=file,file.filename=" + target.replace(",", ",,")
+    how = ["-n", *_past_the_cache(target), *_format(source, source_format)]
+    work([*within, "qemu-img", "convert", *how, "--target-image-opts", source, f"{named},{over}"])
+
+
+def add_bitmap(path: str, name: str) -> None:
+    """Add a persistent bitmap to the qcow2 `path`, in which QEMU marks all that is written from now on."""
+    run(["qemu-img", "bitmap", "--add", "-f", "qcow2", path, name])
+
+
+def remove_bitmap(path: str, name: str) -> None:
+    run(["qemu-img", "bitmap", "--remove", "-f", "qcow2", path, name])
+
+
 def commit(path: str) -> None:
     """Commit the qcow2 `path` to its backing file; `path` keeps its data, for a repetition after a crash."""
     work(["qemu-img", "commit", "-q", "-d", *_format(path, "qcow2"), path])
@@ -253,14 +274,22 @@ def lay_over(path: str, backing: str, backing_format: str) -> None:
 
 
 def rebased(
-    path: str, target: str, backing: str, backing_format: str, named: Callable[[str], str] = str
+    path: str,
+    target: str,
+    backing: str,
+    backing_format: str,
+    named: Callable[[str], str] = str,
+    over: tuple[str, str] | None = None,
 ) -> None:
     """Write the new file `target` beside `path`: a copy of it, rebased to `backing`; `path` stays as it is.
 
-    `named` returns the name of a file for qemu-img. `convert -B` would not do: it omits the layers between
+    `named` returns the name of a file for qemu-img; `over`: path and format of what is read in the place of
+    what `path` lies over. `convert -B` would not do: it omits the layers between
     `path` and `backing`.
     """
     work(["cp", "--sparse=always", "--reflink=auto", "--", path, target])
+    if over:
+        lay_over(target, *over)
     rebase(named(target), backing, backing_format)
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, NoReturn, Optional
 
-from ..errors import BadArguments, StoreUnavailable, ToolMissing, here
+from ..errors import BadArguments, SemisharedError, StoreUnavailable, ToolMissing, here
 from ..model.disk import names as disk_names
 from ..model.exchange import Exchange, Here, Say, drive
 from ..model.vm.hypervisor_steps import BecomeStock, CheckShare
@@ -67,6 +67,31 @@ def recover(vm_dir: str, domain: str, warn: Callable[[str], None]) -> None:
     # A detach or move that oned does not know of may be at work; it is killed.
     job_lock.take(int(os.path.basename(vm_dir)), vm_dir)
     recovery.recover(vm_dir, domain)
+
+
+def tidy_marks(vm_dir: str) -> None:
+    """Remove what a killed QEMU has left of marks for backups."""
+    from ..disk import backup_marks
+
+    backup_marks.tidy(vm_dir)
+
+
+def lose_marks(vm_dir: str, domain: str) -> None:
+    """Remove all bitmaps from a guest, also other programs': QEMU goes back to no system snapshot with one.
+
+    It refuses in its midst, and the guest is gone. What libvirt does not answer here, it answers the stock
+    script no better; but where marks are noted, that script must not go on.
+    """
+    from ..disk import backup_marks
+    from ..guest import marks
+
+    is_marked = os.path.lexists(disk_names.marks(vm_dir))
+    backup_marks.lose(vm_dir, None, "the VM went back to a system snapshot")
+    try:
+        marks.drop(domain, foreign=True)
+    except SemisharedError:
+        if is_marked:
+            raise
 
 
 def check_epoch(vm_dir: str) -> str:

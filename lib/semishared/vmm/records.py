@@ -43,7 +43,7 @@ def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
 def as_data(vm_dir: str, disks: Optional[tuple[int, ...]]) -> Recorded:
     """Return the `records` of these disks; None stands for all that have one."""
     found = read_records(vm_dir, numbers_recorded(vm_dir) if disks is None else disks)
-    return Recorded([record.to_data() for record in found])
+    return Recorded([record.to_data() for record in found], os.path.lexists(disk_names.marks(vm_dir)))
 
 
 def numbers_recorded(vm_dir: str) -> list[int]:

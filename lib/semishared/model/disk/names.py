@@ -210,6 +210,11 @@ def is_unsettled(name: str) -> bool:
     )
 
 
+def marks(vm_dir: str) -> str:
+    """Return the note of what is marked in a VM's disks for the next increment of its backup."""
+    return f"{records(vm_dir)}/marks.json"
+
+
 def saved(vm_dir: str, disk: int) -> str:
     """Return the copy of a running guest's disk that is on its way to a pool."""
     return f"{vm_dir}/{STAGED}saved.{disk_name(disk)}"
@@ -225,9 +230,9 @@ def staged_backup(directory: str) -> str:
     return f"{posixpath.dirname(directory)}/{STAGED}backup"
 
 
-def backup_copy(directory: str, number: int) -> str:
-    """Return the name of a disk's copy for OpenNebula's backup drivers: a full backup, increment 0."""
-    return f"{disk(directory, number)}.0"
+def backup_copy(directory: str, number: int, increment: int = 0) -> str:
+    """Return the name of a disk's copy for OpenNebula's backup drivers; increment 0 is a full backup."""
+    return f"{disk(directory, number)}.{increment}"
 
 
 # -- system datastores ------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ class Recorded(Named):
 
     records: list[Any]
     """Of disks, as JSON data."""
+    marked: bool = False
+    """Marks for backups are noted of the VM."""
 
 
 @looks
@@ -53,6 +55,19 @@ class Recover(Step[None]):
     vm_dir: str
     domain: str = ""
     """'' if no guest runs."""
+
+
+class TidyMarks(Step[None]):
+    """Remove what a killed QEMU has left of marks for backups in the VM's disks."""
+
+    vm_dir: str
+
+
+class LoseMarks(Step[None]):
+    """Note that no disk of the VM has a mark for backups any more, and remove all from its running guest."""
+
+    vm_dir: str
+    domain: str
 
 
 @looks

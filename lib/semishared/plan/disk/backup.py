@@ -2,7 +2,8 @@
 """Plans of a backup: full copies of the wanted disks, as of one moment.
 
                 running                                     off
-prebackup       freeze (if wanted)                          copy each disk
+prebackup       (mark the disks, of an increment)           (the same)
+                freeze (if wanted)                          copy each disk
                 one backup job of QEMU for all disks,
                 which begins for all of them at once
                 thaw; wait for the job
@@ -15,7 +16,7 @@ And save-as: an independent copy of one disk as a new image.
 from __future__ import annotations
 
 import re
-from typing import Callable, Mapping, Tuple
+from typing import Callable, Dict, Mapping, Tuple
 
 from ...errors import BadArguments, BadAttribute, NotSupported
 from ...model import steps as s
@@ -89,10 +90,6 @@ def prebackup(
     at: Priority = Priority(),  # noqa: B008 - immutable
 ) -> Plan:
     """Plan prebackup; `xml` is the future vm.xml. Raise NotSupported for another kind of backup."""
-    if vm.backup_setting("MODE") == "INCREMENT":
-        raise NotSupported(
-            f"incremental backup (VM {vm.id}) is not supported yet: set MODE = FULL in its BACKUP_CONFIG"
-        )
     if vm.backup_setting("INTERACTIVE") == "YES":
         raise NotSupported(f"interactive backup (VM {vm.id}) is not supported yet")
     if vm.text("TEMPLATE/TPM/MODEL"):
@@ -122,8 +119,23 @@ def prebackup(
     place = asked.place
     back_up = s.BackUp(
         place.vm, place.path, directory(asked, base_path), ids, domain, freeze if domain else "NONE", xml, *at
-    )
+    )._replace(**increment(vm))
+    if vm.backup_setting("INCREMENT_MODE") == "SNAPSHOT" and back_up.since is not None:
+        text = f"INCREMENT_MODE = SNAPSHOT of VM {vm.id}: what changed is told as for CBT"
+        yield Say(lambda: [("info", text)])
     yield On(place.host, (back_up,))
+
+
+def increment(vm: Vm) -> Dict[str, int]:
+    """Return the fields of BackUp that say which increment oned wants; none for a full backup."""
+    if vm.backup_setting("MODE") != "INCREMENT":
+        return {}
+    config = "BACKUPS/BACKUP_CONFIG"
+    return {
+        "since": vm.number(f"{config}/LAST_INCREMENT_ID"),
+        "chain": vm.number(f"{config}/INCREMENTAL_BACKUP_ID"),
+        "newest": max(vm.backup_ids, default=-1),
+    }
 
 
 def postbackup(asked: Backup, base_path: str, *, live: bool) -> Plan:

@@ -7,7 +7,7 @@ output and exit code are what OpenNebula gets.
 Why the other actions that see a disk are plain forwarders:
 
     resize_disk               addresses the disk by its target (vda), never by its path
-    snapshot_delete, _revert  libvirt keeps system snapshots inside the disks, whatever those are called
+    snapshot_delete           libvirt keeps system snapshots inside the disks, whatever those are called
 
 Nothing is planned for them.
 """
@@ -120,13 +120,16 @@ def deploy(asked: Asked) -> Plan:
     domain = Domain(asked.stdin, vm_dir, ours)
     if domain.has_unknown:
         raise BadRecord(f"which disks of {vm_dir} are on Ceph cannot be told without vm.xml")
-    records = yield from _recorded(vm_dir, tuple(domain.disk_numbers))
+    found = yield from here(h.ReadRecords(vm_dir, tuple(domain.disk_numbers)))
+    records = {record.disk: record for record in described(found)}
     # oned's format may be wrong for it, and a qcow2 overlay taken for raw is destroyed by its guest.
     _refuse_unrecorded(vm_dir, set(ours or ()) & set(domain.disk_numbers) - set(records))
     if records:
         check_versions((yield from here(h.SeeVersions())))
     if (yield from _settled(vm_dir)):
         records = yield from _recorded(vm_dir, tuple(domain.disk_numbers))
+    if found.marked:
+        yield Here(h.TidyMarks(vm_dir))
     for record in records.values():
         yield Here(h.CheckDisk(vm_dir, record))
     chains = yield from _chains(domain.sources(records), records, vm_dir)
@@ -277,6 +280,15 @@ def snapshot_create(asked: Asked) -> Plan:
     yield from _stock(asked)
 
 
+def snapshot_revert(asked: Asked) -> Plan:
+    """Do `snapshot_revert DEPLOY_ID SNAPSHOT VM_ID HOST`, with no bitmap in the guest's disks: that would
+    end it.
+    """
+    yield from _settled(asked.vm_dir, asked.argv[0])
+    yield Here(h.LoseMarks(asked.vm_dir, asked.argv[0]))
+    yield from _stock(asked)
+
+
 def _settled(vm_dir: str, domain: str = "") -> Part[bool]:
     """End unfinished work on the VM's disks, also of commands unknown to oned; tell if there was any."""
     if not (yield from here(h.SeeNotes(vm_dir))):
@@ -368,11 +380,20 @@ SHARE_STAYS = (
 
 PLANNERS = {
     planner.__name__: planner
-    for planner in (deploy, attach_disk, detach_disk, migrate, restore, save, snapshot_create)
+    for planner in (
+        deploy,
+        attach_disk,
+        detach_disk,
+        migrate,
+        restore,
+        save,
+        snapshot_create,
+        snapshot_revert,
+    )
 }
-READ = ("deploy", "migrate", "restore", "snapshot_create")
+READ = ("deploy", "migrate", "restore", "snapshot_create", "snapshot_revert")
 """Actions that read stdin."""
-ON_STDIN = ("migrate", "snapshot_create")
+ON_STDIN = ("migrate", "snapshot_create", "snapshot_revert")
 """Actions whose VM directory is only in the driver message there."""
 MESSAGE = 4
 """The argument of attach_disk that is its driver message, in base64."""

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marks for backups that carry only what changed: what a VM's disks had when an increment was made.
+
+A mark is a bitmap of QEMU's in a disk's qcow2 layers, from the moment of one backup on. oned raises
+LAST_INCREMENT_ID only when the backup driver has stored the increment, so after any failure it asks for the
+same one again: two marks live, that of the last stored increment and that of the next.
+
+QEMU and libvirt know a bitmap by its name alone. So each mark has a name that no other ever had, and an
+action that changes a disk otherwise than through its QEMU, or by copying its files, takes it out of all marks
+before its first step (`without`). A disk without a mark gets a *whole* increment, zeros too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Mapping, Optional, Tuple
+
+from ...named import NamedTuple
+
+PREFIX = "ss-"
+VERSION = 1
+UNKNOWN = -1
+FIRST = -1
+"""What oned asks for when there is no increment yet."""
+NAME = r"ss-[0-9a-f]{16}-[0-9]{1,9}\Z"
+
+
+def name(random: str, number: int) -> str:
+    """Return the name of a mark's bitmaps; `random`: 16 hex digits."""
+    return f"{PREFIX}{random}-{number}"
+
+
+def is_name(text: str) -> bool:
+    """Tell whether a bitmap is a mark of ours."""
+    return re.match(NAME, text) is not None
+
+
+class Asked(NamedTuple):
+    """The increment that oned asks for."""
+
+    since: int
+    """The last one that is stored, FIRST for none."""
+    image: int
+    """Its backup image, UNKNOWN for none."""
+    newest: int
+    """The highest id of a backup image that the VM has, UNKNOWN for none."""
+
+    @property
+    def number(self) -> int:
+        return self.since + 1
+
+
+class Mark(NamedTuple):
+    """What was marked when an increment was made."""
+
+    number: int
+    """Of that increment."""
+    name: str
+    image: int
+    """Its backup image, UNKNOWN until oned has said so."""
+    after: int
+    """The image is newer than this one: oned counts upwards."""
+    disks: Tuple[int, ...]
+    """Whose bitmaps have recorded every write since."""
+    lost: Mapping[int, str]
+    """Why another disk has none."""
+
+    def is_of(self, asked: Asked) -> bool:
+        """Tell whether what oned has stored last is this increment."""
+        known = self.image == asked.image if self.image != UNKNOWN else asked.image > self.after
+        return self.number == asked.since and known
+
+    def without(self, disk: Optional[int], why: str) -> Mark:
+        """Return the mark without a disk, or without all (None)."""
+        gone = [one for one in self.disks if disk in (None, one)]
+        kept = tuple(one for one in self.disks if one not in gone)
+        return self._replace(disks=kept, lost={**self.lost, **dict.fromkeys(gone, why)})
+
+
+Marks = Tuple[Mark, ...]
+"""Of a VM: at most two."""
+
+
+class Increment(NamedTuple):
+    """How a backup is made."""
+
+    number: int
+    since: Optional[Mark]
+    """The mark that `changed` goes by."""
+    changed: Tuple[int, ...]
+    """Disks of which only the changes are left."""
+    whole: Mapping[int, str]
+    """Why of another disk all is."""
+    mark: Mark
+    """That of this increment."""
+
+    def with_whole(self, disks: Mapping[int, str]) -> Increment:
+        """Return the same with other disks whole too, as their bitmaps turned out to be of no use."""
+        changed = tuple(disk for disk in self.changed if disk not in disks)
+        return self._replace(changed=changed, whole={**self.whole, **disks})
+
+
+def decide(marks: Marks, asked: Asked, disks: Mapping[int, str], new_name: str) -> Increment:
+    """Return how the increment is made; `disks`: why each cannot have a mark, '' if it can."""
+    since = next((mark for mark in marks if mark.is_of(asked)), None) if asked.since != FIRST else None
+    whole, changed = {}, []
+    for disk, why in disks.items() if asked.since != FIRST else ():
+        lost = since.lost.get(disk, NOT_THEN) if since else NO_MARK.format(asked.since)
+        if since and disk in since.disks and not why:
+            changed.append(disk)
+        else:
+            whole[disk] = why or lost
+    marked = tuple(disk for disk, why in disks.items() if not why)
+    lost_at_once = {disk: why for disk, why in disks.items() if why}
+    of_image = asked.image if asked.since != FIRST else UNKNOWN
+    mark = Mark(asked.number, new_name, of_image, asked.newest, marked, lost_at_once)
+    kept = since._replace(image=asked.image) if since else None
+    return Increment(asked.number, kept, tuple(changed), whole, mark)
+
+
+NOT_THEN = "it was in no backup of this chain"
+NO_MARK = "this host knows no mark of increment {}"
+
+
+# -- as JSON data, of the note names.marks ----------------------------------------------------------
+
+
+def to_data(marks: Marks) -> Any:
+    lost = [{str(disk): why for disk, why in mark.lost.items()} for mark in marks]
+    return [{**mark._asdict(), "disks": list(mark.disks), "lost": why} for mark, why in zip(marks, lost)]
+
+
+def from_data(data: object) -> Marks:
+    """Return the marks in JSON data, none if it is not of this version: then disks are whole."""
+    if (
+        not isinstance(data, dict)
+        or data.get("version") != VERSION
+        or not isinstance(data.get("marks"), list)
+    ):
+        return ()
+    try:
+        return tuple(_mark(one) for one in data["marks"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return ()
+
+
+def _mark(data: Mapping[str, Any]) -> Mark:
+    numbers = (data["number"], data["image"], data["after"], *data["disks"])
+    if not all(type(number) is int for number in numbers) or not is_name(data["name"]):
+        raise ValueError
+    lost = {int(disk): str(why) for disk, why in data["lost"].items()}
+    return Mark(data["number"], data["name"], data["image"], data["after"], tuple(data["disks"]), lost)
