@@ -181,6 +181,7 @@ def rig(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]
     made.close()
 
 
+@pytest.mark.fault(86, "what happened between two backups is in the second, whole where a mark was lost")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if event.often else [pytest.mark.long]) for name, event in EVENTS.items()],
