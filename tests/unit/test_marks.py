@@ -62,7 +62,14 @@ def test_it_is_read_as_it_is_written_and_what_is_not_understood_is_none() -> Non
     known = (mark(2, lost={4: "raw"}), mark(3, image=UNKNOWN, after=9, disks=()))
     data = {"version": marks.VERSION, "marks": json.loads(json.dumps(marks.to_data(known)))}
     assert marks.from_data(data) == known
-    for wrong in (None, [], {"version": 2, "marks": []}, {"version": 1}, {"version": 1, "marks": [{}]}):
+    damaged: List[Any] = [
+        None,
+        [],
+        {"version": 2, "marks": []},
+        {"version": 1},
+        {"version": 1, "marks": [{}]},
+    ]
+    for wrong in damaged:
         assert marks.from_data(wrong) == ()
     for field, value in (("name", "x"), ("name", NAME + "'/>"), ("disks", ["0"]), ("number", True)):
         assert marks.from_data({**data, "marks": [{**data["marks"][0], field: value}]}) == ()

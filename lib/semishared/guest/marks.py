@@ -41,7 +41,7 @@ def checkpoint(name: str, targets: Collection[str], others: Collection[str]) -> 
     """Return libvirt's XML of a checkpoint of the disks `targets`, and not of the `others`."""
     disks = [f"<disk name='{quoted(target)}' checkpoint='bitmap'/>" for target in targets]
     disks += [f"<disk name='{quoted(target)}' checkpoint='no'/>" for target in others]
-    # libvirt wants a time of those that it is told of, and goes by none.
+    # libvirt wants a time of those that it does not know yet, and goes by none.
     about = f"<name>{name}</name><creationTime>1</creationTime>"
     return f"<domaincheckpoint>{about}<disks>{''.join(disks)}</disks></domaincheckpoint>"
 

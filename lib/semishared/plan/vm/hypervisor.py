@@ -121,7 +121,7 @@ def deploy(asked: Asked) -> Plan:
     if domain.has_unknown:
         raise BadRecord(f"which disks of {vm_dir} are on Ceph cannot be told without vm.xml")
     found = yield from here(h.ReadRecords(vm_dir, tuple(domain.disk_numbers)))
-    records = {record.disk: record for record in described(found)}
+    records: Records = {record.disk: record for record in described(found)}
     # oned's format may be wrong for it, and a qcow2 overlay taken for raw is destroyed by its guest.
     _refuse_unrecorded(vm_dir, set(ours or ()) & set(domain.disk_numbers) - set(records))
     if records:
