@@ -63,7 +63,7 @@ ROWS: Dict[str, Dict[str, str]] = {
         "error": ERROR,
     },
     "detach": {
-        "": "event:text detached:count failed:count rows:[@vm]",
+        "": "event:text dry_run:bool detached:count failed:count rows:[@vm]",
         "vm": "event?:text vm:count host:text disk:int image:int how:text why:text id:text seconds:num",
         "note": NOTE,
         "plan": PLAN,
@@ -117,7 +117,7 @@ ROWS: Dict[str, Dict[str, str]] = {
         "error": ERROR,
     },
     "publish": {
-        "": "vms:[@vm] errors:[@error]",
+        "": "dry_run:bool vms:[@vm] images:{text} errors:[@error]",
         "vm": "vm:count how:text why?:text fields?:{text}",
         "error": ERROR,
     },
@@ -137,12 +137,12 @@ ROWS: Dict[str, Dict[str, str]] = {
         "credentials": "monitors:text fs:text path:text user:text key:text access:text",
     },
     "stage": {
-        "": """event:text images:[@image] transports:[text] sender:text|null seconds:num bytes:{count}
-            common:count unique:count stream:@stream ratio:num|null rate:int|null complete:bool
+        "": """event:text dry_run:bool images:[@image] transports:[text] sender:text|null seconds:num
+            bytes:{count} common:count unique:count stream:@stream ratio:num|null rate:int|null complete:bool
             hosts:{@outcome} gone:[int]""",
         "image": "id:count name:text generation:text",
         "stream": "codec?:text plain?:count packed?:count resent_percent?:num dropped?:count",
-        "outcome": "ok:bool sources:{@source} troubles:[text] why:text lacks:[text]",
+        "outcome": "ok:bool sources:{@source} troubles:[text] why:text lacks:[text] would:[text]",
         "source": "extents:count bytes:count",
         "note": NOTE,
         "plan": PLAN,

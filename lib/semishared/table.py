@@ -128,6 +128,7 @@ STEPS = {
     "ListSnapshots": "share.life:list_snapshots",
     "ListTargets": "guest.domain:targets",
     "LookAround": "host.leftovers:look_around",
+    "LookAtBase": "stage.manifests:look_at",
     "LookAtDisk": "disk.snapshots:look_at",
     "LookAtGuest": "guest.domain:disk_types",
     "LookAtImages": ".describe",

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
+import pytest
+
 import schemas
 from lab import forks, layout
 from lab.oned import IMAGE_DS, SYSTEM_DS, ActionFailed, Oned, Settings
@@ -53,6 +55,24 @@ class ActionSite:
             oned.datastore_create(f'{IMAGE_DS} SAFE_DIRS="{top}"', STORE)
             oned.datastore_create(SYSTEM_DS, SYSTEM)
             yield site
+
+    @classmethod
+    @contextmanager
+    def operated(
+        cls, top: Path, monkeypatch: pytest.MonkeyPatch, *, has_host: bool = False
+    ) -> Iterator[ActionSite]:
+        """Yield a site whose oned the test's own process asks, and by its looks as oneadmin.
+
+        oned has no host, unless `has_host`: there is no libvirt on this machine to be asked.
+        """
+        with cls.up(top) as up:
+            assert up.oned.rpc
+            if not has_host:
+                up.oned.hosts.clear()
+            monkeypatch.setenv("ONE_XMLRPC", up.oned.rpc.url)
+            monkeypatch.setenv("ONE_AUTH", str(up.auth))
+            monkeypatch.setattr(os, "geteuid", lambda: 9869)
+            yield up
 
     def cli(self, *words: str, code: Optional[int] = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run the operator's command."""

@@ -82,6 +82,9 @@ class Content:
         session, generation = self._image.known
         return generation if session == seen == self._image.session else ""
 
+    def glance(self) -> tuple[int, str]:
+        return self.see(), self.generation(self.see())
+
     def allocated(self, seen: int) -> int:
         return len(self._image.data)
 

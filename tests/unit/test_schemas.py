@@ -39,7 +39,7 @@ SAMPLES: list[tuple[str, Any]] = [
             "errors": [ERROR],
         },
     ),
-    ("detach", {"event": "summary", "detached": 1, "failed": 0, "rows": [ROW]}),
+    ("detach", {"event": "summary", "dry_run": False, "detached": 1, "failed": 0, "rows": [ROW]}),
     (
         "failover",
         {
@@ -66,7 +66,15 @@ SAMPLES: list[tuple[str, Any]] = [
             },
         },
     ),
-    ("publish", {"vms": [{"vm": 1, "how": "published", "fields": {"A": "b"}}], "errors": []}),
+    (
+        "publish",
+        {
+            "dry_run": True,
+            "vms": [{"vm": 1, "how": "would publish", "fields": {"A": "b"}}],
+            "images": {"7": "on h1, disk 0 of VM 1: all committed"},
+            "errors": [],
+        },
+    ),
     ("explain", {"errors": [{"id": "SS024", "name": "a", "meaning": "b", "remedy": "c", "pages": []}]}),
 ]
 
@@ -123,7 +131,7 @@ def test_lines_are_compared_one_by_one() -> None:
         {"event": "plan", "transport": "chain", "sender": "h1", "hosts": ["h2"]},
         {"event": "vm", **ROW},
         {"event": "note", "host": "h1", "text": "x"},
-        {"event": "summary", "schema": 1, "detached": 1, "failed": 0, "rows": [ROW]},
+        {"event": "summary", "schema": 1, "dry_run": False, "detached": 1, "failed": 0, "rows": [ROW]},
     ]
     argv = ["python3", "/x/semishared", "detach", "3", "--json"]
     schemas.check(argv, "\n".join(map(json.dumps, lines)).encode())

@@ -83,10 +83,11 @@ def lock_path(root: str, base: Base) -> str:
     return base_names.image_lock(root, base_names.prefix_of(os.path.basename(base.directory)))
 
 
-def is_published(base: Base) -> bool:
+def is_published(base: Base, *, only_look: bool = False) -> bool:
     """Return True if the base can be leased; restore the `image` of an evicted one from a lease.
 
-    Raise UnexpectedLink if any of it is a symbolic link.
+    `only_look`: one that could be restored counts, and stays as it is. Raise UnexpectedLink if any of it is a
+    symbolic link.
     """
     folders.at(base.directory).refuse_link()
     for path in (base.image, base.manifest, base.leases):
@@ -101,6 +102,8 @@ def is_published(base: Base) -> bool:
         leases = os.listdir(base.leases)
     except FileNotFoundError:
         return False
+    if only_look:
+        return bool(leases)
     for name in leases:
         try:
             with folders.staying(base_names.root_of(base.directory)):

@@ -393,11 +393,14 @@ def agreed(arguments: argparse.Namespace, what: Sequence[str]) -> bool:
     """
     if not is_asked(arguments):
         return True
+    # With --json standard output is the object's alone.
+    to = sys.stderr if getattr(arguments, "json", False) else sys.stdout
     for line in what:
-        put(line)
+        put(line, to)
+    print("Go on? [y/N] ", end="", file=to, flush=True)
     try:
-        answer = input("Go on? [y/N] ")
+        answer = input()
     except EOFError:
-        put()
+        put(to=to)
         return False
     return answer.strip().lower() in ("y", "yes")

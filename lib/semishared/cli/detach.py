@@ -9,8 +9,8 @@ state is left alone, and said.
 --due: disks of running VMs whose image, or its datastore, says SEMISHARED_DETACH = after-boot; for a timer:
 `--print-timer` says what to write where, for systemd and for cron.
 
-exit codes: 0 all that were meant are detached, or were before; 1 some are not, and a row says why; 2 nothing
-was begun: oned or the arguments
+exit codes: 0 all that were meant are detached, or were before, or would be (--dry-run); 1 some are not, and a
+row says why; 2 nothing was begun: oned or the arguments
 """
 
 from __future__ import annotations
@@ -53,33 +53,44 @@ ARGUMENTS = (
         default="auto",
         help="of bases, as `semishared stage` has it (default: auto)",
     ),
+    flag("--dry-run", "say which disks would be detached, and which bases would come, and change nothing"),
     on.JSON_LINES,
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared detach`."""
+    if arguments.print_timer and (arguments.json or arguments.dry_run):
+        raise BadArguments("--print-timer prints files: it has no --json and no --dry-run")
     if arguments.print_timer:
         return print_timer(os.path.realpath(sys.argv[0]))
     on.refuse_root()
     limit, oned = on.rate(arguments.rate), on.administrator()
-    disks = due(oned) if arguments.due else None
+    disks = due(oned, is_dry=arguments.dry_run) if arguments.due else None
     if arguments.host is not None and arguments.host not in [host.name for host in oned.hosts()]:
         raise BadArguments(f"no host {arguments.host!r} in OpenNebula")
     ids = list(disks) if disks is not None else [vm.id for vm in meant(oned.vms(), arguments)]
     with progress.view(arguments) as view:
-        rows = detach(ids, view.tell, rate=limit, transport=arguments.transport, disks=disks)
+        rows = detach(
+            ids,
+            view.tell,
+            rate=limit,
+            transport=arguments.transport,
+            disks=disks,
+            is_dry=arguments.dry_run,
+        )
     # A VM that the command names must be done; without names, VMs that cannot be detached are skipped.
     bad = ("failed", "skipped") if arguments.vms else ("failed",)
     failed = [row for row in rows if row["how"] in bad and not (row["how"] == "skipped" and is_done(row))]
     detached = sum(row["how"] == "detached" for row in rows)
-    for row in rows:
+    for row in rows if not arguments.dry_run else ():
         if row["how"] in ("detached", "failed"):
             result = trail.OK if row["how"] == "detached" else row.get("id") or row["how"]
             trail.note("detach disk", f"VM {row['vm']} disk {row['disk']} on {row['host']}", result)
-    outcome = {"detached": detached, "failed": len(failed), "rows": rows}
+    outcome = {"dry_run": arguments.dry_run, "detached": detached, "failed": len(failed), "rows": rows}
     view.summary(lambda: show(rows, arguments.vms is None), outcome)
-    publication.after(oned, load(), ended(rows))
+    if not arguments.dry_run:
+        publication.after(oned, load(), ended(rows))
     return int(bool(failed))
 
 
@@ -115,14 +126,16 @@ def meant(vms: List[Vm], arguments: argparse.Namespace) -> List[Vm]:
     return [vm for vm in vms if not plan.why_not(vm) and arguments.host in (None, vm.host)]
 
 
-def due(oned: Oned) -> Dict[int, Tuple[int, ...]]:
+def due(oned: Oned, *, is_dry: bool = False) -> Dict[int, Tuple[int, ...]]:
     """Return the disks to detach without request, by VM; warn of wrong attributes.
 
-    What the datastores say is noted: the timer's other command asks for them only if a VM has changed.
+    What the datastores say is noted, unless `is_dry`: the timer's other command asks for them only if a VM
+    has changed.
     """
     images = {image.id: image for image in oned.images()}
     datastores = {store.id: store for store in oned.datastores()}
-    noted_datastores.note_all(datastores.values())
+    if not is_dry:
+        noted_datastores.note_all(datastores.values())
     found = {}
     for vm in oned.vms():
         try:
@@ -147,5 +160,7 @@ def text_of(row: Row, is_short: bool) -> Optional[str]:
     if is_short and is_done(row):
         return None
     disk = f" disk {row['disk']} (image {row['image']})" if row["disk"] >= 0 else ""
-    how = f"detached in {row['seconds']:.1f} s" if row["how"] == "detached" else f"{row['how']}: {row['why']}"
+    how = f"{row['how']}: {row['why']}" if row["why"] else str(row["how"])
+    if row["how"] == "detached":
+        how = f"detached in {row['seconds']:.1f} s"
     return f"VM {row['vm']} on {row['host'] or 'no host'}{disk}: {how}"

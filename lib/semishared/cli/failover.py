@@ -60,6 +60,8 @@ ARGUMENTS = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared failover`."""
+    if arguments.print_hook and arguments.json:
+        raise BadArguments("--print-hook prints a template: it has no --json")
     if arguments.print_hook:
         put_all(next_steps.hook(os.path.realpath(sys.argv[0])))
         return 0

@@ -106,6 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
     going = [item for item in findings if not item.keep]
     asked = [f"{item.machine}: {item.kind} {item.path}: {item.reason}: would be removed" for item in going]
     if going and not arguments.dry_run and not on.agreed(arguments, asked):
+        if arguments.json:
+            report(arguments, findings, ["" for _ in findings], survey, young, older_than)
         return 1
     would = ["" if item.keep else "would remove" for item in findings]
     results = would if arguments.dry_run else remove(findings, config, survey)

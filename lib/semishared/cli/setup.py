@@ -192,6 +192,8 @@ ARGUMENTS = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared setup`."""
+    if arguments.key and arguments.json:
+        raise BadArguments("--key prints lines: it has no --json")
     if arguments.key:
         for line in key_made(Oned()):
             put(line)

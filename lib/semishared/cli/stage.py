@@ -6,8 +6,8 @@ one session. What several hosts lack, of whichever images, is sent once; what on
 that host; what it has of another base is not sent. Hosts that have the base cost nothing. Progress goes to
 the terminal as bars, else to stdout as JSON lines, of which the last is the summary.
 
-exit codes: 0 every named host has its verified bases; 1 some have not, and the summary says which and why; 2
-nothing was begun: oned, an image or the arguments
+exit codes: 0 every named host has its verified bases, or would get them (--dry-run); 1 some have not, and the
+summary says which and why; 2 nothing was begun: oned, an image or the arguments
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, OnedUnavailable, SemisharedError
 from ..front import trail
 from ..front.staging import Staging
+from ..front.staging_look import Look
 from ..front.staging_round import Outcome, Wanted, Wish
 from ..model.attributes import STAGE
 from ..named import to_data
@@ -49,6 +50,7 @@ ARGUMENTS = (
         help="default: auto: multicast, then chain, then unicast",
     ),
     flag("--wait", "wait where a clone or another session makes the base just now"),
+    flag("--dry-run", "say which bases would come to which hosts, from where, and bring none"),
     flag("--json", "JSON lines also on a terminal"),
 )
 
@@ -77,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         due = [(image, store, hosts) for image, store in known_stores if is_due(image, store)]
         return stage_each(oned, due, known, wish, config, arguments)
     orders = wanted(images, stores, arguments.image, hosts, known)
-    return stage(oned, orders, known, wish, config, progress.view(arguments))
+    return stage(oned, orders, known, wish, config, arguments)
 
 
 Order = Tuple[Image, Datastore, List[Host]]
@@ -143,8 +145,12 @@ def stage_each(
     """
     silent: Silent = {}
     worst = 0
+    if arguments.json and not due:
+        # A timer's run that has nothing to do has no line in a log; a program that asked gets its answer.
+        nothing = Staging("", {}, [], wish, config, lambda **_: None)
+        progress.view(arguments).summary(lambda: None, summary({}, nothing, is_dry=arguments.dry_run))
     for order in due:
-        worst = max(worst, stage(oned, [order], known, wish, config, progress.view(arguments), silent))
+        worst = max(worst, stage(oned, [order], known, wish, config, arguments, silent))
     for host, why in silent.items():
         warn(f"{NAME} stage: {host} is left out, and tried again by the next --due: {why}")
     return worst
@@ -160,14 +166,16 @@ def stage(
     known: list[Host],
     wish: Wish,
     config: Config,
-    view: progress.View,
+    arguments: argparse.Namespace,
     silent: Optional[Silent] = None,
 ) -> int:
-    """Stage images in one session; return the exit code.
+    """Stage images in one session, or only look at that (--dry-run); return the exit code.
 
     `silent`: hosts that are left out, which this session adds to; the caller says them. None: none is.
     """
     images = {image.id: image for image, _, _ in orders}
+    view, is_dry = progress.view(arguments), arguments.dry_run
+    kind = Look if is_dry else Staging
     try:
         with view:
             roots = on.roots(store for _, store, _ in orders)
@@ -179,19 +187,25 @@ def stage(
                 for host in hosts:
                     if host.name not in (silent or ()):
                         wants.setdefault(host.name, []).append(item)
-            session = Staging(roots[0], wants, known, wish, config, view.tell)
+            session = kind(roots[0], wants, known, wish, config, view.tell)
             if wants or silent is None:
                 reached(session, silent)
     except SemisharedError as e:
         warn(f"{NAME} stage: image {', '.join(map(str, images))}: {e.line()}")
         return 2
-    outcome = summary(images, session, gone_of(oned, orders), silent or {})
+    outcome = summary(images, session, gone_of(oned, orders), silent or {}, is_dry=is_dry)
     moved, good = sum(outcome["bytes"].values()), [it for it, row in outcome["hosts"].items() if row["ok"]]
     if moved:
         what = f"image {', '.join(map(str, images))}: {moved} bytes; complete on {', '.join(good) or 'none'}"
         trail.note("stage bases", what, trail.OK if outcome["complete"] else "in part")
     view.summary(lambda: show(outcome, silent or {}), outcome)
-    return 0 if outcome["complete"] else 1
+    return 0 if outcome["complete"] or is_dry and would_be(outcome) else 1
+
+
+def would_be(found: dict[str, Any]) -> bool:
+    """Tell whether each host would have all its bases."""
+    rows = found["hosts"].values()
+    return not found["gone"] and all(row["ok"] or row["would"] and not row["why"] for row in rows)
 
 
 def reached(session: Staging, silent: Optional[Silent]) -> None:
@@ -223,7 +237,12 @@ def gone_of(oned: Oned, orders: list[Order]) -> list[int]:
 
 
 def summary(
-    images: dict[int, Image], session: Staging, gone: Sequence[int] = (), silent: Mapping[str, str] = {}
+    images: dict[int, Image],
+    session: Staging,
+    gone: Sequence[int] = (),
+    silent: Mapping[str, str] = {},
+    *,
+    is_dry: bool = False,
 ) -> dict[str, Any]:
     """Return the results: per host, also those left out as `silent`, and the bytes from each source."""
     left_out = {name: Outcome(why) for name, why in silent.items()}
@@ -239,6 +258,7 @@ def summary(
             {"id": image.id, "name": image.name, "generation": generations.get(image.id, "")}
             for image in images.values()
         ],
+        "dry_run": is_dry,
         "transports": session.transports,
         "sender": session.sender,
         "seconds": round(session.seconds, 2),
@@ -267,7 +287,9 @@ def show(found: dict[str, Any], silent: Container[str] = ()) -> None:
         f"{found['seconds']} s{packed}"
     )
     for name, row in found["hosts"].items():
-        if not row["ok"] and name not in silent:
+        for line in row["would"]:
+            put(f"{name}: would {line}")
+        if not row["ok"] and name not in silent and (row["why"] or not row["would"]):
             put(f"{name}: {row['why']}")
     for number in found["gone"]:
         put(

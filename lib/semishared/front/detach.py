@@ -6,7 +6,7 @@
 Callers have the ids of VMs: `semishared detach`, and code that finds VMs in another way. Several threads call
 `tell`: with event="vm" and a Row (plan/disk/detach.py) as soon as a disk is done, and with the events of a
 staging session (event="plan", "host" or "note"). It returns all rows, and raises only what keeps it from
-beginning.
+beginning. With `is_dry` the same is planned, the bases included, and no host is told to change anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 from ..config import Config, load
 from ..errors import MissingImage, OnedUnavailable, SemisharedError
 from ..model import steps as s
-from ..model.base.steps import DetachVm
+from ..model.base.steps import DetachedVm, DetachVm
 from ..model.disk import names as disk_names
 from ..model.exchange import On, drive
 from ..model.refs import ImageRef
@@ -31,12 +31,15 @@ from ..wire.session import Session
 from .action import answering
 from .now import telling
 from .staging import Staging
+from .staging_look import Look
 from .staging_round import Outcome, Wish
 from .staging_round import Wanted as Base
 
 ACTION = "detach"
 AT_ONCE = 32
 """Hosts at work at the same time."""
+WOULD = "would detach"
+"""How a disk is, in the place of `detached`, where nothing is changed."""
 Tell = Callable[..., None]
 
 
@@ -47,13 +50,14 @@ def detach(
     rate: int = 0,
     transport: str = "auto",
     disks: Optional[Mapping[int, Collection[int]]] = None,
+    is_dry: bool = False,
 ) -> List[Row]:
     """Detach these VMs; return a row for each disk, and each VM left alone; raise OnedUnavailable.
 
     `rate`: bytes per second that a host sends, and copies, at most, 0 for no limit. `disks`: by VM the only
     ones to detach.
     """
-    led = _Led(Oned(), load(), tell, rate, transport)
+    led = (_Looked if is_dry else _Led)(Oned(), load(), tell, rate, transport)
     rows, asked = [], []
     for vm in (led.oned.vm(number) for number in ids):
         try:
@@ -169,6 +173,13 @@ class _Led:
 
     # -- bases ----------------------------------------------------------------------------------------
 
+    @property
+    def _wish(self) -> Wish:
+        return Wish(self._transport, self._config.staging_compress, self._rate, True)
+
+    def _staging(self, root: str, wants: Mapping[str, Sequence[Base]]) -> Staging:
+        return Staging(root, wants, list(self._hosts.values()), self._wish, self._config, self._tell)
+
     def _stage(self, needed: Mapping[ImageRef, Sequence[str]]) -> None:
         """Stage the bases of images on the hosts that need them, and note the result of each."""
         by_root: Dict[str, Dict[str, List[Base]]] = {}
@@ -189,8 +200,7 @@ class _Led:
             self._stage_below(root, wants)
 
     def _stage_below(self, root: str, wants: Mapping[str, Sequence[Base]]) -> None:
-        wish = Wish(self._transport, self._config.staging_compress, self._rate, True)
-        session = Staging(root, wants, list(self._hosts.values()), wish, self._config, self._tell)
+        session = self._staging(root, wants)
         outcomes: Mapping[str, Outcome] = {}
         why = "its base did not come"
         try:
@@ -200,16 +210,34 @@ class _Led:
         for host, bases in wants.items():
             outcome = outcomes.get(host)
             for image in (base.image for base in bases):
-                generation = session.generations.get(image, image.generation)
-                is_found = image in session.generations
-                came = (
-                    outcome
-                    and is_found
-                    and image._replace(generation=generation).base_name not in outcome.lacks
-                )
+                lacks = not outcome or not session.brings(host, image)
                 self._staged[image, host] = Staged(
-                    generation, "" if came else (outcome.why if outcome else "") or why
+                    session.generations.get(image, image.generation),
+                    ((outcome.why if outcome else "") or why) if lacks else "",
                 )
+        self._said(outcomes)
+
+    def _said(self, outcomes: Mapping[str, Outcome]) -> None:
+        """Say what is to be said of a session for bases, beside what it says itself."""
+
+
+class _Looked(_Led):
+    """A run that only looks: it has hosts described, plans, and sends no step that changes anything."""
+
+    def told(self, row: Row) -> Row:
+        return super().told({**row, "how": WOULD} if row["how"] == "detached" else row)
+
+    def _staging(self, root: str, wants: Mapping[str, Sequence[Base]]) -> Staging:
+        return Look(root, wants, list(self._hosts.values()), self._wish, self._config, self._tell)
+
+    def _said(self, outcomes: Mapping[str, Outcome]) -> None:
+        for host, outcome in outcomes.items():
+            for line in outcome.would:
+                self._tell(event="note", host=host, text=f"would {line}")
+
+    def _do(self, wanted: Any) -> Any:
+        (step,) = wanted.steps
+        return [DetachedVm(step.vm, [], 0.0, "", "")]
 
 
 def _changed(vm: int, host: str) -> str:

@@ -9,7 +9,8 @@ one attribute is ever sent, for oned to merge (one.vm.update with append): what 
 moment stays. A user's form that was opened before brings an old vector back; the next change, or look, or
 `semishared publish` writes the new one.
 
-It may be killed anywhere: the note of a VM stays until all of it is written.
+It may be killed anywhere: the note of a VM stays until all of it is written. With `is_dry` all is asked and
+decided in the same way, and neither oned nor a note is written.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from .. import NAME
 from ..config import Config
@@ -48,6 +49,8 @@ WAIT_S = 60.0
 SOON_S = 2.0
 """The same for a command that has something else to do: the timer comes anyway."""
 PUBLISHED, SAME, PUT_OFF, GONE, FAILED = "published", "as before", "put off", "gone", "failed"
+WOULD = "would publish"
+"""In the place of PUBLISHED where nothing is written."""
 
 
 class Row(NamedTuple):
@@ -73,9 +76,35 @@ class Job(NamedTuple):
 Said = Union[ReportedVm, SemisharedError]
 
 
+class Unwritten:
+    """Stands where vm_notes stands for a run that writes nothing."""
+
+    take = staticmethod(vm_notes.noted)
+
+    @staticmethod
+    def remember(vm: int, known: Known, due_at: float = 0) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def put_off(vm: int, due_at: float) -> None:
+        """Leave its notes due as they are."""
+
+    @staticmethod
+    def drop(vm: int) -> None:
+        """Leave its note."""
+
+
 @contextmanager
-def publisher(oned: Oned, config: Config, wait_s: Optional[float] = None) -> Iterator[Publisher]:
-    """Yield the only publisher of this front-end; raise ToolTimeout if another one is not done in time."""
+def publisher(
+    oned: Oned, config: Config, wait_s: Optional[float] = None, *, is_dry: bool = False
+) -> Iterator[Publisher]:
+    """Yield the only publisher of this front-end; raise ToolTimeout if another one is not done in time.
+
+    One that `is_dry` is not the only one: it waits for none, and holds up none.
+    """
+    if is_dry:
+        yield Publisher(oned, config, is_dry=True)
+        return
     with locks.exclusive(vm_notes.lock(), WAIT_S if wait_s is None else wait_s):
         vm_notes.sweep(time.time())
         yield Publisher(oned, config)
@@ -105,10 +134,12 @@ def later() -> float:
 class Publisher:
     """One run, under the lock."""
 
-    def __init__(self, oned: Oned, config: Config) -> None:
-        self._oned, self._config = oned, config
+    def __init__(self, oned: Oned, config: Config, *, is_dry: bool = False) -> None:
+        self._oned, self._config, self._is_dry = oned, config, is_dry
+        self._notes: Any = Unwritten if is_dry else vm_notes
         datastores = oned.datastores()
-        noted_datastores.note_all(datastores)
+        if not is_dry:
+            noted_datastores.note_all(datastores)
         self._locations = {store.id: store.base_path for store in datastores}
         self._front_end = os.uname().nodename
         self._lines: Set[int] = set()
@@ -117,6 +148,8 @@ class Publisher:
         """The front-end that has a VM at rest, where that is another one."""
         self.errors: Dict[str, str] = {}
         """Machines that said nothing, with why."""
+        self.images: Dict[int, str] = {}
+        """The lines of images that were written, or would be, '' for one that was taken back."""
 
     def publish(self, ids: Sequence[int]) -> List[Row]:
         """Write what these VMs lack; raise OnedUnavailable if oned does not answer at all."""
@@ -129,11 +162,11 @@ class Publisher:
         """Do the same for all VMs in system datastores of ours; and take back lines of images in vain."""
         ours = [vm.id for vm in self._oned.vms() if vm.driver == NAME]
         rows = self.publish(sorted({*ours, *vm_notes.every()}))
-        seen = {row.vm for row in rows if row.how in (PUBLISHED, SAME)}
+        seen = {row.vm for row in rows if row.how in (PUBLISHED, WOULD, SAME)}
         if not any(row.how == FAILED for row in rows):
             for image in self._oned.images():
                 if image.id not in self._lines and image.vms <= seen and not vm_vector.is_state(image, ""):
-                    self._oned.update_image(image.id, vm_vector.image_template(""))
+                    self._write_image(image.id, "")
         return rows
 
     def _some(self, ids: Sequence[int]) -> List[Row]:
@@ -150,9 +183,8 @@ class Publisher:
         said = self._asked(jobs)
         return rows + [self._guarded(job, said[job.vm.id]) for job in jobs]
 
-    @staticmethod
-    def _noted(vm: int) -> Known:
-        has_note, error = vm_notes.take(vm)
+    def _noted(self, vm: int) -> Known:
+        has_note, error = self._notes.take(vm)
         known = vm_notes.known(vm)
         return known._replace(error=error) if has_note else known
 
@@ -163,18 +195,18 @@ class Publisher:
         place = gc_places.place_of(vm, self._front_end, is_here)
         systems = vm.system_datastores
         if place is None and systems and vm.host and not vm.has_failed:
-            vm_notes.put_off(number, time.time() + vm_notes.BUSY_S)
+            self._notes.put_off(number, time.time() + vm_notes.BUSY_S)
             return Row(number, PUT_OFF, "OpenNebula is at work on it")
         if not systems or not vm.host:
-            vm_notes.drop(number)
-            vm_notes.put_off(number, later())
+            self._notes.drop(number)
+            self._notes.put_off(number, later())
             return Row(number, GONE, "it is on no host")
         where = place.machine if place else vm.host
         base = self._locations.get(systems[-1], "")
         try:
             location = os.path.dirname(absolute(base, "BASE_PATH"))
         except SemisharedError as e:
-            vm_notes.put_off(number, later())
+            self._notes.put_off(number, later())
             return Row(number, FAILED, e.line())
         return Job(vm, known, where, location, systems[-1], place is not None)
 
@@ -235,7 +267,7 @@ class Publisher:
             return self._write(job, said)
         except OnedUnavailable as e:
             # As of a VM that its user has locked; its note stays. GoneFromOned is one of these.
-            vm_notes.put_off(job.vm.id, later())
+            self._notes.put_off(job.vm.id, later())
             return Row(job.vm.id, FAILED, e.line())
 
     def _write(self, job: Job, said: Said) -> Row:
@@ -250,19 +282,19 @@ class Publisher:
         # Noted before they are written: a line that no file knows of would stay.
         lines = known._replace(images=tuple(sorted({*known.images, *states})))
         again = later() if facts.may_change or seen is None else 0
-        vm_notes.remember(vm.id, lines, again)
+        self._notes.remember(vm.id, lines, again)
         is_new = not vm_vector.is_said(vm, fields)
-        if is_new:
+        if is_new and not self._is_dry:
             self._oned.update_vm(vm.id, vm_vector.vm_template(fields))
             point("published a VM")
         if seen is None:
-            vm_notes.put_off(vm.id, again)
+            self._notes.put_off(vm.id, again)
             return Row(vm.id, FAILED, why, fields)
         self._lines.update(states)
         self._say_of_images(vm.id, {**dict.fromkeys(lines.images, ""), **states})
-        vm_notes.remember(vm.id, lines._replace(images=tuple(sorted(states))), again)
-        vm_notes.drop(vm.id)
-        return Row(vm.id, PUBLISHED if is_new else SAME, "", fields)
+        self._notes.remember(vm.id, lines._replace(images=tuple(sorted(states))), again)
+        self._notes.drop(vm.id)
+        return Row(vm.id, (WOULD if self._is_dry else PUBLISHED) if is_new else SAME, "", fields)
 
     def _say_of_images(self, vm: int, states: Mapping[int, str]) -> None:
         """Write or remove lines of images on a VM; one that another VM has by now is left to that."""
@@ -272,8 +304,13 @@ class Publisher:
             except GoneFromOned:
                 continue
             if (text or not image.vms - {vm}) and not vm_vector.is_state(image, text):
-                self._oned.update_image(number, vm_vector.image_template(text))
-                point("published an image")
+                self._write_image(number, text)
+
+    def _write_image(self, number: int, text: str) -> None:
+        if not self._is_dry:
+            self._oned.update_image(number, vm_vector.image_template(text))
+            point("published an image")
+        self.images[number] = text
 
     def _gone(self, number: int, vm: Optional[Vm], known: Known) -> Row:
         """Take back what was said of a VM that is gone, but of images whose newest content it has left."""
@@ -285,11 +322,11 @@ class Publisher:
             self._lines.update(left)
             self._say_of_images(number, {**dict.fromkeys(known.images, ""), **left})
         except SemisharedError as e:
-            vm_notes.put_off(number, later())
+            self._notes.put_off(number, later())
             return Row(number, FAILED, e.line())
         again = later() if left else 0
-        vm_notes.remember(number, Known(images=tuple(sorted(left))), again)
-        vm_notes.drop(number)
+        self._notes.remember(number, Known(images=tuple(sorted(left))), again)
+        self._notes.drop(number)
         return Row(number, GONE, "what it has not committed is kept" if left else "")
 
     def _left(self, vm: Vm) -> Dict[int, str]:

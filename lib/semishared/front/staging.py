@@ -98,6 +98,12 @@ class Staging:
         self.seconds = time.monotonic() - started
         return self.hosts.outcomes
 
+    def brings(self, host: str, image: ImageRef) -> bool:
+        """Tell whether a host has the base of an image, as that was asked for."""
+        generation = self.generations.get(image)
+        named = image._replace(generation=generation or "").base_name
+        return generation is not None and named not in self.hosts.outcomes[host].lacks
+
     def _wave(self, wants: Mapping[str, Sequence[Wanted]]) -> None:
         asked = self._found({host: items for host, items in wants.items() if host in self.hosts.all})
         for host, images in asked.items():
@@ -108,8 +114,7 @@ class Staging:
             for images in asked.values()
             for name in _names(images)
         }
-        for name, hosts in names.items():
-            questions.begin(self.root, name, hosts)
+        self._begin(names)
         try:
             for number in range(plan.ROUNDS):
                 # Also hosts that did not answer before: a late one gets the base from the others.
@@ -117,10 +122,19 @@ class Staging:
                 if not left or not self._round(left, asked, is_last=number == plan.ROUNDS - 1):
                     break
         finally:
-            for name, hosts in names.items():
-                questions.leave(
-                    self.root, name, {host: name not in self.hosts.outcomes[host].lacks for host in hosts}
-                )
+            self._leave(names)
+
+    def _begin(self, names: Mapping[str, list[str]]) -> None:
+        """Note which hosts get which bases, for clones meanwhile."""
+        for name, hosts in names.items():
+            questions.begin(self.root, name, hosts)
+
+    def _leave(self, names: Mapping[str, list[str]]) -> None:
+        """Note which of these hosts have their bases."""
+        for name, hosts in names.items():
+            questions.leave(
+                self.root, name, {host: name not in self.hosts.outcomes[host].lacks for host in hosts}
+            )
 
     # -- before a round --------------------------------------------------------------------------------
 
@@ -265,7 +279,35 @@ class Staging:
         self, left: Mapping[str, list[ImageRef]], asked: Mapping[str, list[ImageRef]], is_last: bool
     ) -> bool:
         """Carry out a round for those hosts that are `left`; tell whether another round may help."""
-        hosts, evict, where = self.hosts, {}, {}
+        hosts = self.hosts
+        said, evict, where = self._looked(left, asked)
+        chosen = self._plan(said)
+        if not chosen.hosts:
+            return False
+        for host, gone in evict.items():
+            trail.evicting(host, gone)
+        hosts.tell(
+            event="plan",
+            transport=chosen.transport,
+            sender=chosen.sender,
+            hosts=[item.host for item in chosen.hosts],
+        )
+        self.stream = (
+            Round(hosts, self.root, self.images, chosen, evict, where, "all" if is_last else "rest").run()
+            or self.stream
+        )
+        return not all(hosts.outcomes[host].ok for host in asked)
+
+    def _looked(
+        self, left: Mapping[str, list[ImageRef]], asked: Mapping[str, list[ImageRef]]
+    ) -> tuple[list[sharing.Said], dict[str, tuple[str, ...]], dict[str, dict[str, str]]]:
+        """Return what hosts have and lack; by host, the bases that go first, and devices of those that come.
+
+        Hosts that have all, or no room, are noted.
+        """
+        hosts = self.hosts
+        evict: dict[str, tuple[str, ...]] = {}
+        where: dict[str, dict[str, str]] = {}
         said = []
         # Also hosts that are done: one that has gone since then must not be a sender.
         for host, answers in hosts.describe(self.root, asked).items():
@@ -289,26 +331,12 @@ class Staging:
                         gone += self._room(host, eviction.after(listed, gone, coming), needed, keep)
                         coming += needed
                     evict[host] = tuple(gone)
-                    trail.evicting(host, gone)
                 except NoSpace as e:
                     hosts.outcomes[host].why = e.line()
                     hosts.note(host, e.line())
                     continue
             said.append(found)
-        chosen = self._plan(said)
-        if not chosen.hosts:
-            return False
-        hosts.tell(
-            event="plan",
-            transport=chosen.transport,
-            sender=chosen.sender,
-            hosts=[item.host for item in chosen.hosts],
-        )
-        self.stream = (
-            Round(hosts, self.root, self.images, chosen, evict, where, "all" if is_last else "rest").run()
-            or self.stream
-        )
-        return not all(hosts.outcomes[host].ok for host in asked)
+        return said, evict, where
 
     def _said(
         self, images: Sequence[ImageRef], host: str, answers: Sequence[base_steps.DescribedBase]

@@ -75,6 +75,8 @@ class Outcome:
         """Why it lacks some: the last failure, and images that were not available to any host."""
         self.silent = ""
         """Why it could not be reached when it was last spoken to, '' if it could."""
+        self.would: list[str] = []
+        """What it would do, of a session that only looks."""
 
     def add(self, sources: Mapping[str, base_steps.FromSource]) -> None:
         """Add the bytes of one round, by source."""
@@ -94,11 +96,15 @@ class Outcome:
             "troubles": self.troubles,
             "why": self.why,
             "lacks": sorted(self.lacks),
+            "would": self.would,
         }
 
 
 class Hosts:
     """The hosts that are to have bases, by name."""
+
+    described_by: type[base_steps.DescribeBase] | type[base_steps.LookAtBase] = base_steps.DescribeBase
+    """The step by which they are asked."""
 
     def __init__(self, hosts: Sequence[Host], wish: Wish, config: Config, tell: Callable[..., None]) -> None:
         self.all = {host.name: host for host in hosts}
@@ -153,7 +159,7 @@ class Hosts:
             if self.all[name].is_offline:
                 raise NotSupported("the host is offline in OpenNebula")
             with self._kept(name) as session:
-                found[name] = session.run([base_steps.DescribeBase(root, image) for image in wants[name]])
+                found[name] = session.run([self.described_by(root, image) for image in wants[name]])
 
         self.on(list(wants), ask)
         return {name: found[name] for name in wants if name in found}

@@ -169,16 +169,24 @@ def sweep(now: float) -> None:
 
 def take(vm: int) -> Tuple[bool, str]:
     """Take the note of a VM: return whether there was one, and the error in it."""
-    from ..tools import files
     from ..tools.effects import point
 
     try:
         os.rename(_path(vm, CHANGED), _path(vm, TAKEN))
         point("took a note")
     except FileNotFoundError:
-        if not os.path.lexists(_path(vm, TAKEN)):
-            return False, ""
-    return True, files.read(_path(vm, TAKEN), LONGEST).decode("utf-8", "replace")
+        pass
+    return noted(vm)
+
+
+def noted(vm: int) -> Tuple[bool, str]:
+    """Return what `take` does; take nothing."""
+    from ..tools import files
+
+    for kind in (CHANGED, TAKEN):
+        with suppress(FileNotFoundError):
+            return True, files.read(_path(vm, kind), LONGEST).decode("utf-8", "replace")
+    return False, ""
 
 
 def known(vm: int) -> Known:

@@ -15,7 +15,14 @@ from ..device import folders
 from ..errors import ImageChanged, MissingImage, SemisharedError
 from ..model.base import names as base_names
 from ..model.base.names import Ranges, ranges, within
-from ..model.base.steps import DescribeBase, DescribedBase, Part, SendManifest, StreamBases
+from ..model.base.steps import (
+    DescribeBase,
+    DescribedBase,
+    LookAtBase,
+    Part,
+    SendManifest,
+    StreamBases,
+)
 from ..model.device import names as device_names
 from ..model.refs import ImageRef
 from ..tools import compress, extents
@@ -82,20 +89,39 @@ def _of_store(left: list[str], where: dict[str, tuple[ImageRef, int]]) -> Iterat
 
 def describe(step: DescribeBase) -> DescribedBase:
     """Return what the front-end plans a session with; an unreachable store is reported as `trouble`."""
+
+    def seen(content: store.Content) -> tuple[Any, str]:
+        found = content.see()
+        return found, content.generation(found)
+
+    return _described(step, seen, cache.is_published)
+
+
+def look_at(step: LookAtBase) -> DescribedBase:
+    """Return what `describe` does, and change nothing."""
+    return _described(
+        step, lambda content: content.glance(), lambda base: cache.is_published(base, only_look=True)
+    )
+
+
+def _described(
+    step: DescribeBase | LookAtBase,
+    see: Callable[[store.Content], tuple[Any, str]],
+    is_published: Callable[[cache.Base], bool],
+) -> DescribedBase:
     image = step.image
     content = store.content(image)
     seen, current, expected, trouble = None, "", None, ""
     try:
-        seen = content.see()
-        current = content.generation(seen)
+        seen, current = see(content)
         expected = content.expected(current) if current else None
     except SemisharedError as e:
         # A host that does not reach the store can still have the base from a peer.
         trouble = e.line()
     wanted = image._replace(generation=image.generation or current)
-    has = bool(wanted.generation) and cache.is_published(cache.named(step.root, wanted, wanted.generation))
+    has = bool(wanted.generation) and is_published(cache.named(step.root, wanted, wanted.generation))
     found = manifest(step.root, wanted) if wanted.generation else None
-    wants = 0 if has or trouble else needed(content, seen, expected)
+    wants = 0 if has or trouble or seen is None else needed(content, seen, expected)
     begun = folders.at(base_names.staging(step.root, image.base_prefix))
     uuid = begun.uuid or folders.likely(step.root, image.base_prefix, wants)
     streams = [name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH)]

@@ -61,6 +61,12 @@ class Content(Protocol):
     def generation(self, seen: Any) -> str:
         """Return the name of the generation of the state `seen`, '' if its content is unknown."""
 
+    def glance(self) -> tuple[Any, str]:
+        """Return what `see` and `generation` would, and change nothing.
+
+        No state where the content has to be frozen first, no generation where it has to be settled or read.
+        """
+
     def allocated(self, seen: Any) -> int:
         """Return the estimated bytes of a copy of the state `seen`."""
 

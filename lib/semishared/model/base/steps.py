@@ -386,6 +386,7 @@ class ServeExtents(Step[Served]):
     """Compressors of the receiver: packets use no other."""
 
 
+@looks
 class SendManifest(Step[None]):
     """Send the manifest of the base of `image` (with its generation), from here or from the store; its text
     follows as data.
@@ -478,6 +479,14 @@ class DescribeBase(Step[DescribedBase]):
     """Report whether the base of an image's current generation (or `image.generation`) is here, and what
     staging needs.
     """
+
+    root: str
+    image: ImageRef
+
+
+@looks
+class LookAtBase(Step[DescribedBase]):
+    """Report what DescribeBase does as far as nothing has to be settled, read or restored for it."""
 
     root: str
     image: ImageRef

@@ -49,6 +49,13 @@ class DirContent:
             else image.generation(self._stored, seen, self._format) or self._read_again(seen)
         )
 
+    def glance(self) -> tuple[Seen, str]:
+        """Return the image's state and its noted generation: '' before a commit is settled."""
+        found = image.see(self._stored, self._marker)
+        snapshots.refuse(self._stored.source, self._format)
+        changes = is_begun(self._stored) or self._is_written()
+        return found, "" if changes else image.generation(self._stored, found, self._format)
+
     def _read_again(self, seen: Seen) -> str:
         """Return the generation of an image whose inode or ctime changed, if its content still has that hash.
 
@@ -111,17 +118,21 @@ class DirContent:
             pass
 
 
-def settle(stored: Stored) -> None:
-    """Complete a decided commit: every machine does so before it reads or changes the image."""
+def is_begun(stored: Stored) -> bool:
+    """Tell whether there is a commit that may be decided and not complete."""
     try:
         with dir_image.side(stored) as side:
-            if files.is_absent(dir_names.commit(side)):
-                return
+            return not files.is_absent(dir_names.commit(side))
     except (FileNotFoundError, NotADirectoryError):
-        return
-    from . import journal
+        return False
 
-    journal.settle(stored)
+
+def settle(stored: Stored) -> None:
+    """Complete a decided commit: every machine does so before it reads or changes the image."""
+    if is_begun(stored):
+        from . import journal
+
+        journal.settle(stored)
 
 
 class DirDiffs:

@@ -116,6 +116,11 @@ class RbdContent:
         """Return the generation of the frozen content."""
         return self._generations[seen.snapshot]
 
+    def glance(self) -> tuple[Seen | None, str]:
+        """Return the frozen content, None where its bridge has to freeze it first."""
+        found = self.look()
+        return (Seen(found.id, found.size), found.generation) if found else (None, "")
+
     def allocated(self, seen: Seen) -> int:
         """Return the bytes of the extents that may hold data."""
         with ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True) as image:
