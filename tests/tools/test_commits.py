@@ -388,8 +388,8 @@ def test_a_host_without_room_for_its_note_has_committed(bench: DirBench, tmp_pat
         subprocess.run(["umount", where], check=True)
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_an_image_that_is_qcow2_is_made_anew(killed: bool, bench: DirBench, tmp_path: Path) -> None:
+def lent_qcow2(bench: DirBench, tmp_path: Path) -> tuple[Lent, str]:
+    """Return a diff over an image that is qcow2, and the manifest of that."""
     made = ref(bench)._replace(format="qcow2")
     with of(bench).made(made, 0) as draft:
         source = tmp_path / "source"
@@ -405,7 +405,14 @@ def test_an_image_that_is_qcow2_is_made_anew(killed: bool, bench: DirBench, tmp_
     of(bench).claim(made, owner)
     layer = str(tmp_path / "layer")
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", layer], check=True)
-    it = Lent(made, owner, Diff((layer,), base, "qcow2", str(manifest), str(tmp_path / "last")), tmp_path)
+    diff = Diff((layer,), base, "qcow2", str(manifest), str(tmp_path / "last"))
+    return Lent(made, owner, diff, tmp_path), copied.generation
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_image_that_is_qcow2_is_made_anew(killed: bool, bench: DirBench, tmp_path: Path) -> None:
+    it, generation = lent_qcow2(bench, tmp_path)
+    made, layer, found = it.image, str(tmp_path / "layer"), of(bench).content(it.image)
     it.write("write -P 1 3M 4k", "write -z 0 64k")
     if killed:
         assert it.run(SEMISHARED_KILL_AT="5").returncode == -signal.SIGKILL
@@ -418,7 +425,7 @@ def test_an_image_that_is_qcow2_is_made_anew(killed: bool, bench: DirBench, tmp_
     subprocess.run(compare, check=True, timeout=60)
     data = tmp_path / "again"
     again = found.copy(found.see(), str(data), "qcow2")
-    assert again.generation != copied.generation
+    assert again.generation != generation
 
 
 def scattered(it: Lent, chance: random.Random) -> Lent:

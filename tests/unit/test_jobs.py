@@ -257,9 +257,9 @@ def test_a_watch_on_no_terminal_prints_blocks_and_ends_at_ctrl_c(
 def test_a_job_in_words() -> None:
     assert of_cli.told([ONE]) == "copying, 41 %, 80.0 MiB/s from h2"
     commit = ONE._replace(step="commit", source="", target="the store", of=0)
-    assert of_cli.told([commit]) == "committing, 41.0 MiB, 80.0 MiB/s to the store"
+    assert of_cli.told([commit]) == "committing, 41.0 MiB of ?, 80.0 MiB/s to the store"
     assert of_cli.told([]) == ""
-    assert of_cli.percent(ONE._replace(done=100 * MiB - 1)) == 99
+    assert of_cli.far(ONE._replace(done=100 * MiB - 1)) == "99 %"
 
 
 def test_texts_are_cut_by_what_is_there() -> None:

@@ -21,7 +21,7 @@ from typing import Iterable, List, Optional, Tuple
 from ..config import Config, load
 from ..errors import SemisharedError
 from ..front import front_ends
-from ..model.job_steps import WORK, Job, ListJobs, doing
+from ..model.job_steps import WORK, Job, ListJobs, doing, far
 from ..named import to_data
 from ..opennebula.oned import Oned
 from ..units import human
@@ -159,16 +159,6 @@ def thing(job: Job) -> str:
     if job.vm < 0:
         return job.image or "-"
     return f"{job.vm}/{job.disk}" if job.disk >= 0 else str(job.vm)
-
-
-def far(job: Job) -> str:
-    """Return how far it is: the share if the size of all is known, else the bytes."""
-    return f"{percent(job)} %" if job.of else human(job.done)
-
-
-def percent(job: Job) -> int:
-    """Return how much of it is done; 100 only of what is all there."""
-    return min(100, 100 * job.done // job.of) if job.of else 0
 
 
 def told(jobs: Iterable[Job]) -> str:

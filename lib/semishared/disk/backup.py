@@ -71,7 +71,8 @@ def back_up(
         for disk, why in sorted(increment.whole.items()):
             warn(f"all of disk {disk} is in increment {increment.number}, not what changed alone: {why}")
     changed = increment.changed if increment else ()
-    room.require(step.vm_dir, _needed(disks, changed), ask, where=os.path.dirname(staged))
+    needed = _needed(disks, changed)
+    room.require(step.vm_dir, needed, ask, where=os.path.dirname(staged))
     try:
         with files.enough_space(staged):
             os.makedirs(staged)
@@ -79,6 +80,9 @@ def back_up(
             if step.domain:
                 _copy_running(step, staged, disks, increment)
             else:
+                if not changed:
+                    # The copies are one after the other, and together one movement.
+                    progress.expect(needed - room.LITTLE)
                 _copy_off(step, staged, disks, increment)
             files.write(f"{staged}/vm.xml", step.xml.encode())
             files.fsync_tree(staged)

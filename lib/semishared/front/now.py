@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Iterator, Optional
 
 from ..errors import SemisharedError
-from ..model.job_steps import Job, doing
+from ..model.job_steps import Job, doing, far
 from ..model.shapes import Misfit, declared, read
 from ..opennebula.oned import Oned
 from ..plan.care import vm_vector
@@ -77,9 +77,8 @@ class Now:
 def line(job: Job) -> str:
     """Return what is moved, in words."""
     disk = f" disk {job.disk}" if job.disk >= 0 else ""
-    share = f"{min(100, 100 * job.done // job.of)} %" if job.of else human(job.done)
     way = f" from {job.source}" * bool(job.source) + f" to {job.target}" * bool(job.target)
-    return f"{doing(job)}{disk}: {share}, {human(job.rate)}/s{way}"
+    return f"{doing(job)}{disk}: {far(job)}, {human(job.rate)}/s{way}"
 
 
 @contextmanager

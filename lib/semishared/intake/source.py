@@ -20,7 +20,7 @@ from ..errors import (
     UnsafeImage,
 )
 from ..named import NamedTuple
-from ..tools import image_headers, inspection
+from ..tools import image_headers, inspection, progress
 from ..tools.effects import point
 from ..tools.run import SILENT_S, run, stream
 from ..units import amount
@@ -50,6 +50,8 @@ SSH = [
     "LogLevel=ERROR",
     "--",
 ]
+LONGEST_HEADS = 256 << 10
+"""Bytes of the heads of answers that are looked at."""
 RETRY = ["--retry", "3"]
 """For what a server says before the first byte: too many requests, a gateway that is away."""
 
@@ -178,13 +180,15 @@ def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s
     from ..tools import curl
 
     source.check_url()
-    stdin = b""
+    stdin, heads = b"", -1
     if source.ssh:
         refuse_greeting(source.ssh[0])
     if source.backup_store == -1 and not source.ssh:
         # Not by the downloader, whose command line has the URL, and its password, for all to read.
         limit = ["--limit-rate", source.limit_rate] if source.limit_rate else []
         argv, stdin = [*curl.argv(source.trusting), *RETRY, *limit], curl.config(source.path)
+        heads = os.memfd_create("heads")
+        argv += ["--dump-header", f"/proc/{os.getpid()}/fd/{heads}"]
     elif os.path.exists(DOWNLOADER):
         limit = ["--limit", source.limit_rate] if source.limit_rate else []
         argv = [os.path.normpath(DOWNLOADER), "--nodecomp", *limit, source.path, "-"]
@@ -197,15 +201,36 @@ def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s
     silence_s = window_s if judged else SILENT_S
     try:
         with closing(stream(argv, stdin=stdin, silence_s=silence_s)) as chunks:
-            paced = intake_unpack.paced(chunks, least_rate, window_s, source.name) if judged else chunks
+            counted = counting(chunks, heads)
+            paced = intake_unpack.paced(counted, least_rate, window_s, source.name) if judged else counted
             kept = intake_unpack.keep(paced, target, bound, source.name)
     except ToolFailed as e:
         why = curl.reason(e.detail, source.path) if stdin else e.detail
         raise SourceUnavailable(f"{source.name} could not be downloaded: {why}") from None
     except ToolTimeout:
         raise SourceTooSlow(f"{source.name} has sent nothing for {silence_s:.0f} s") from None
+    finally:
+        if heads >= 0:
+            os.close(heads)
     point("downloaded")
     return kept
+
+
+def counting(chunks: Iterator[bytes], heads: int) -> Iterator[bytes]:
+    """Yield `chunks`, and note how far they are; of how many bytes only a web server says, in curl's `heads`.
+
+    Another machine would have to be asked once more, and a backup's repository knows no length.
+    """
+    from ..tools import curl
+
+    came = 0
+    progress.expect()
+    for chunk in chunks:
+        if not came and heads >= 0:
+            progress.expect(curl.length(os.pread(heads, LONGEST_HEADS, 0)))
+        came += len(chunk)
+        progress.reached(came, progress.goal.of)
+        yield chunk
 
 
 def decompress(kept: Kept, target: str, bound: Bound, name: str) -> Kept:

@@ -267,8 +267,7 @@ def copy(source: str, target: str, bound: Bound, name: str) -> Kept:
 
 def paced(chunks: Iterator[bytes], least: float, window_s: float, name: str) -> Iterator[bytes]:
     """Yield `chunks`; raise SourceTooSlow below `least` bytes per second in a window of waiting."""
-    waited, came, all_came = 0.0, 0, 0
-    progress.expect()
+    waited, came = 0.0, 0
     while True:
         began = time.monotonic()
         chunk = next(chunks, None)
@@ -276,8 +275,6 @@ def paced(chunks: Iterator[bytes], least: float, window_s: float, name: str) -> 
         waited += time.monotonic() - began
         if chunk is None:
             return
-        all_came += len(chunk)
-        progress.reached(all_came, 0)
         came += len(chunk)
         if waited >= window_s:
             if came < least * waited:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..named import Named
+from ..units import human
 from .refs import Step, looks
 
 if TYPE_CHECKING:
@@ -69,6 +70,11 @@ class Job(Named):
 @looks
 class ListJobs(Step["list[Job]"]):
     """Report what processes of this machine move now, by their notes."""
+
+
+def far(job: Job) -> str:
+    """Return how far it is: the share, or the bytes of what no machine knows beforehand."""
+    return f"{min(100, 100 * job.done // job.of)} %" if job.of else f"{human(job.done)} of ?"
 
 
 def doing(job: Job) -> str:

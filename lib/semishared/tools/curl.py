@@ -91,6 +91,13 @@ def config(url: str) -> bytes:
     return f'url = "{escaped(url)}"\n'.encode()
 
 
+def length(heads: bytes) -> int:
+    """Return the bytes that the last of the heads of --dump-header says will follow, 0 if it does not."""
+    last = re.split(rb"(?m)^HTTP/", heads)[-1]
+    said = re.search(rb"(?im)^content-length:[ \t]*([0-9]{1,18})[ \t]*\r?$", last)
+    return int(said.group(1)) if said else 0
+
+
 def reason(detail: str, url: str) -> str:
     """Return why curl has failed, of the detail of its error: never with a password."""
     said = re.sub(r"\Acurl: [^:]*: (?:curl: )?", "", detail)

@@ -166,9 +166,9 @@ class _Staging:
     def _whole(self) -> int:
         """Convert the diff to a new image: only QEMU can write qcow2, and no other host could redo a part."""
         self.how, path, diff = "whole", dir_names.journal_image(self._directory), self._diff
-        progress.expect(target="the store")
+        chain = qemu_img.chain(diff.layers, diff.base, diff.format)
+        progress.expect(qemu_img.measure(chain, "qcow2"), target="the store")
         with files.made(path) as made:
-            chain = qemu_img.chain(diff.layers, diff.base, diff.format)
             qemu_img.convert(chain, "qcow2", made, self._image.format, rate=int(diff.rate))
         new = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
