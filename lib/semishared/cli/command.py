@@ -29,6 +29,7 @@ from ..opennebula.xml import Datastore, Host, Object
 from ..tools.this_machine import is_here
 from ..units import amount
 from ..wire.session import Session
+from . import terminal
 
 Row = dict[str, Any]
 
@@ -216,50 +217,16 @@ def warn(line: object) -> None:
     put(line, to=sys.stderr)
 
 
-GAP = 2
-"""Spaces between columns of a table."""
-
-
 def table(head: str, lines: Iterable[Sequence[str]]) -> None:
     """Print rows as columns below their heads, which `|` separates in `head`.
 
     On a terminal the table is as wide as that (or as COLUMNS says): the widest columns are wrapped between
     words, so that no name or number is broken. A program that reads the output gets a line for each row.
     """
-    rows = [[shown(word) for word in line] for line in (head.split("|"), *lines)]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    if sys.stdout.isatty():
-        widths = fitted(rows, widths, shutil.get_terminal_size().columns)
-    for row in rows:
-        cells = [wrapped(word, width) for word, width in zip(row, widths)]
-        for number in range(max(map(len, cells))):
-            words = [(cell[number] if number < len(cell) else "") for cell in cells]
-            put((" " * GAP).join(word.ljust(width) for word, width in zip(words, widths)).rstrip())
-
-
-def fitted(rows: Sequence[Sequence[str]], widths: Sequence[int], most: int) -> list[int]:
-    """Return widths that make `most` columns of a terminal, as far as the longest words allow."""
-    found = list(widths)
-    least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in zip(*rows)]
-    while sum(found) + GAP * (len(found) - 1) > most:
-        widest = max(range(len(found)), key=lambda column: (found[column] > least[column], found[column]))
-        if found[widest] <= least[widest]:
-            break
-        found[widest] -= 1
-    return found
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """Return the lines of a text, broken between words; one for an empty text."""
-    if len(text) <= width:
-        return [text]
-    lines = [""]
-    for word in text.split(" "):
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append(word)
-        else:
-            lines[-1] += f" {word}" if lines[-1] else word
-    return lines
+    words = [[shown(word) for word in line] for line in lines]
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in terminal.rows(head, words, columns, wraps=True):
+        put(line)
 
 
 QUIET_S = 2
