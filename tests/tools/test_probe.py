@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tm/monitor_ds, as the host's probe runs it."""
+"""What the host's monitoring says: tm/monitor_ds as the probe of OpenNebula runs it, and our own probe."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Iterator, Optional
 
 import pytest
 
-from semishared.host import store_sizes, vm_sizes
+from semishared.host import probe, store_sizes, vm_sizes
+from semishared.model.disk import names as disk_names
 from tools.oned_site import HERE, STORE, ActionSite
-from tools.world import allocated, qemu_io
+from tools.world import World, allocated, qemu_io
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,3 +124,30 @@ def test_a_disk_that_goes_meanwhile_has_no_line(tmp_path: Path) -> None:
     (tmp_path / "disk.0").symlink_to(tmp_path / "image")
     links = [str(tmp_path / "gone"), str(tmp_path / "disk.0")]
     assert store_sizes.of_files(links) == {links[1]: (2 << 20, {})}
+
+
+def told(location: Path) -> dict[str, str]:
+    """Return what a host's probe has in its vector, and its health."""
+    return dict(re.findall(r'([A-Z_]+) = "([^"]*)"', probe.report(str(location))))
+
+
+@pytest.mark.fault(
+    77, "a host's monitoring counts what waits there for an operator; its health stays OK for that"
+)
+def test_what_waits_for_an_operator_is_counted_and_is_no_fault_of_the_host(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(disk_names.monitor(str(world.system))).write_text("semishared\n")
+    world.clone(world.image(), world.disk())
+    share = os.statvfs(world.location)
+    is_full = share.f_bavail * 10 <= share.f_blocks
+    assert (told(world.location)["HEALTH"], told(world.location)["WAITING"]) == ("OK", str(int(is_full)))
+    for kind, vm in (("kept", 7), ("kept", 8), ("removed", 9)):
+        (world.system / f".{kind}-{vm}-{'a' * 16}").mkdir()
+    (base,) = world.bases()
+    (base / "image").rename(base / "damaged")
+    assert told(world.location)["WAITING"] == str(3 + is_full)
+    monkeypatch.setattr(probe, "FULL_PERCENT", 0 if not is_full else 100)
+    said = told(world.location)
+    assert said["WAITING"] == str(3 + (not is_full))
+    assert (said["HEALTH"], said["HEALTH_SEMISHARED"]) == ("OK", "OK")

@@ -2,10 +2,9 @@
 """The health of a host, for its OpenNebula template: room for bases, and the stores of its disks.
 
     HEALTH_SEMISHARED = "store 100 is not mounted"
-    SEMISHARED = [ VERSION = "0.2.0", HEALTH = "store 100 is not mounted", STORES = "100 102", BASES = "3",
-    LEASES = "17",
-                   BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400", BOOT = "6f0c2a4e-...", ADDRESSES
-                   = "10.0.0.3 fd00::3" ]
+    SEMISHARED = [ VERSION = "0.2.0", HEALTH = "store 100 is not mounted", STORES = "100 102",
+                   BASES = "3", WAITING = "0", LEASES = "17", BASES_MB = "2048", FREE_MB = "51200",
+                   TOTAL_MB = "102400", BOOT = "6f0c2a4e-...", ADDRESSES = "10.0.0.3 fd00::3" ]
 
 HEALTH_SEMISHARED sorts before most of a host's attributes: Sunstone shows them page by page, and HEALTH
 within SEMISHARED is on the second. HEALTH has the same text, for one more release: policies of sites may read
@@ -24,6 +23,10 @@ the order of their names, and this one comes after that one.
 With memory in the pool (class ram), which counts in none of these, also RAM_TOTAL_MB; RAM_LARGEST_MB, the
 largest disk that still fits; and RAM_RESERVED_KB, what RESERVED_MEM of the host has to keep from its VMs.
 
+WAITING is how many things wait here for an operator, of those that this host sees by itself: directories that
+deleted VMs have left, damaged bases, devices and the disk where 90 % are used. `semishared attention` names
+them, and all others. They leave HEALTH as it is: guests run, and schedulers go on using the host.
+
 HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, no device of the
 pool is offline, overcommitted memory is watched (host/watch.py), and no other machine has this one's system
 datastores or base store. BOOT and ADDRESSES identify the host when it is dead: `semishared fence` shuts it
@@ -35,6 +38,7 @@ import json
 import os
 import re
 import sys
+from typing import Sequence
 
 if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
@@ -57,6 +61,8 @@ from semishared.units import KiB, MiB
 
 LOCATION = "/var/lib/one/datastores"
 HEALTH = "HEALTH_SEMISHARED"
+FULL_PERCENT = 90
+"""As plan/care/attention.py, which would cost this start its time."""
 ANSWER_S = 3
 """Seconds after which a store counts as hung."""
 
@@ -68,8 +74,11 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def stores(location: str) -> set[str]:
-    """Return the directories of the mounted stores that bases and VMs here came from; touch no store."""
+def stores(location: str, ours: Sequence[str]) -> set[str]:
+    """Return the directories of the mounted stores that bases and VMs here came from; touch no store.
+
+    `ours`: numbers of our system datastores.
+    """
     root = disk_names.base_store(location)
     bases = [name for name in _names(base_names.bases(root)) if name[:1].isdigit()]
     # A base from a networked store has a note of that: its store is mounted nowhere.
@@ -78,7 +87,7 @@ def stores(location: str) -> set[str]:
         for name in bases
         if not os.path.exists(base_names.source(base_names.base(root, name)))
     }
-    for system in systems(location):
+    for system in ours:
         for vm in filter(disk_names.is_number, _names(f"{location}/{system}")):
             records = disk_names.records(f"{location}/{system}/{vm}")
             for name in _names(records):
@@ -94,9 +103,9 @@ def systems(location: str) -> list[str]:
     return [name for name in _names(location) if name.isdigit() and _is_ours(f"{location}/{name}")]
 
 
-def shared(location: str) -> list[str]:
+def shared(location: str, ours: Sequence[str]) -> list[str]:
     """Return which of this machine's own directories another machine has as well."""
-    own = {f"{location}/{name}": f"system datastore {name}" for name in systems(location)}
+    own = {f"{location}/{name}": f"system datastore {name}" for name in ours}
     own = {disk_names.base_store(location): "the base store", **own}
     found = []
     for directory, name in own.items():
@@ -154,6 +163,17 @@ def unwatched(root: str) -> list[str]:
     ]
 
 
+def waiting(location: str, ours: Sequence[str], bases: Sequence[str], disk: tuple[int, int]) -> int:
+    """Return how many things wait here for an operator; `disk`: bytes of this host's own, and free ones."""
+    beside = (disk_names.beside_named(name) for system in ours for name in _names(f"{location}/{system}"))
+    kept = sum(found is not None and found.kind == "kept" for found in beside)
+    damaged = sum(os.path.lexists(base_names.damaged(base)) for base in bases)
+    pool = devices.lasting(disk_names.base_store(location))
+    sizes = [disk, *((device.capacity, device.free) for device in pool if device.uuid)]
+    full = sum((total - free) * 100 >= total * FULL_PERCENT for total, free in sizes if total)
+    return kept + damaged + full
+
+
 def pool(root: str) -> dict[str, int]:
     """Return the pool's space for disks and bases, {} on a host without a pool."""
     found = [device for device in devices.lasting(root) if device.uuid]
@@ -205,16 +225,20 @@ def report(location: str) -> str:
     """Return the two lines for the host's template."""
     root = disk_names.base_store(location)
     offline.look(root)
-    found = sorted(stores(location))
+    ours = systems(location)
+    found = sorted(stores(location, ours))
     bases = [base_names.base(root, name) for name in _names(base_names.bases(root))]
     stat = os.statvfs(location)
-    wrong = [*shared(location), *lost(root), *unwatched(root), *filter(None, map(trouble, found))]
+    wrong = [*shared(location, ours), *lost(root), *unwatched(root), *filter(None, map(trouble, found))]
     health = ", ".join(wrong) or "OK"
     values = {
         "VERSION": VERSION,
         "HEALTH": health,
         "STORES": " ".join(map(os.path.basename, found)),
         "BASES": len(bases),
+        "WAITING": waiting(
+            location, ours, bases, (stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)
+        ),
         "LEASES": sum(len(_names(base_names.leases(base))) for base in bases),
         "BASES_MB": sum(allocated(base_names.image(base)) for base in bases) // MiB,
         "FREE_MB": stat.f_bavail * stat.f_frsize // MiB,
