@@ -91,8 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     on.refuse_root()
     if not arguments.dry_run:
         context_iso.remove_stale()
-    older_than = 0 if arguments.now else seconds(arguments.older_than or "1h")
-    config = load()
+    config, older_than = load(), 0 if arguments.now else seconds(arguments.older_than or "1h")
     survey = survey_cloud(Oned(), config)
     survey.known = replace(survey.known, discarded=frozenset(arguments.discard))
     found = plan.of_any_age(survey.machines, survey.known, not survey.errors)
@@ -105,14 +104,13 @@ def run(arguments: argparse.Namespace) -> int:
     findings, young = findings + more, young + younger
     going = [item for item in findings if not item.keep]
     asked = [f"{item.machine}: {item.kind} {item.path}: {item.reason}: would be removed" for item in going]
-    if going and not arguments.dry_run and not on.agreed(arguments, asked):
-        if arguments.json:
-            report(arguments, findings, ["" for _ in findings], survey, young, older_than)
+    is_refused = bool(going) and not arguments.dry_run and not on.agreed(arguments, asked)
+    if is_refused and not arguments.json:
         return 1
-    would = ["" if item.keep else "would remove" for item in findings]
-    results = would if arguments.dry_run else remove(findings, config, survey)
+    would = ["" if item.keep or is_refused else "would remove" for item in findings]
+    results = would if arguments.dry_run or is_refused else remove(findings, config, survey)
     report(arguments, findings, results, survey, young, older_than)
-    return 2 if survey.errors else int(arguments.dry_run and bool(going))
+    return 2 if survey.errors else int(is_refused or arguments.dry_run and bool(going))
 
 
 def survey_cloud(oned: Oned, config: Config) -> Survey:
