@@ -8,6 +8,7 @@ The host's own disk is a real file system that holds two bases and no third one;
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -18,12 +19,13 @@ import pytest
 from semishared.base import room
 from semishared.config import Config
 from semishared.disk import epochs, vm_dir
-from semishared.errors import HostFailed, NoSpace
+from semishared.errors import HostFailed, NoSpace, SemisharedError
 from semishared.front import questions
 from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
 from semishared.named import to_data
 from semishared.plan.base import eviction
+from semishared.tools import progress
 from semishared.wire.session import Session
 from tools.test_base_care import flip
 from tools.test_host_transfer import carry
@@ -143,6 +145,56 @@ def test_image_of_known_content_makes_room(host: Host) -> None:
     host.fill()
     host.on(*host.world.cloning(image._replace(generation=""), host.world.disk()))
     host.check_made(2, 3)
+
+
+@pytest.mark.fault(78, "what a host evicts by its own decision is in its answer, for the front-end's trail")
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+def test_what_a_host_evicts_alone_is_in_its_answer(host: Host, is_known: bool) -> None:
+    image = host.known(3) if is_known else host.image(3)
+    host.fill()
+    gone = next(host.bases(1)).name
+    with Session("localhost", "test", Config()) as session:
+        session.run([s.StageBase(str(host.world.root), image)], answer=host.answer)
+        assert session.evicted == ([] if host.front_end else [gone])
+        session.run([base_steps.ListBases(str(host.world.root))])
+        assert session.evicted == ([] if host.front_end else [gone]), "each is said once"
+    host.check_made(2, 3)
+
+
+@pytest.mark.fault(78, "what a host evicts by its own decision is in its answer also if its step fails then")
+def test_what_a_host_evicts_alone_is_said_of_a_step_that_fails(host: Host) -> None:
+    host.fill()
+    gone, image = next(host.bases(1)).name, host.image(3)
+    with Session("localhost", "test", Config()) as session:
+        with pytest.raises(SemisharedError):
+            steps = (
+                s.StageBase(str(host.world.root), image),
+                s.StageBase(str(host.world.root), image._replace(source="/none")),
+            )
+            session.run(steps, answer=host.answer)
+        assert session.evicted == ([] if host.front_end else [gone])
+
+
+@pytest.mark.fault(78, "what a host evicts by its own decision is in its syslog")
+def test_what_a_host_evicts_alone_is_in_its_syslog(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    import syslog
+
+    said: list[str] = []
+    monkeypatch.setattr(syslog, "syslog", lambda _priority, line: said.append(line))
+    monkeypatch.setattr(progress, "asked_by", "alice/commit")
+    host.fill()
+    gone = next(host.bases(1)).name
+    vm = host.world.disk(5).vm_dir
+    host.on(s.PrepareVm(5, vm))
+    ask = None if host.answer is None else lambda **words: host.answer(words)  # type: ignore[misc]
+    room.for_disk(vm, IMAGE, ask)
+    assert host.numbers() == [2]
+    rows = [json.loads(line) for line in said]
+    assert [row["what"] for row in rows if row["who"].startswith("alice@")] == (
+        [] if host.front_end else [f"base {gone} on {os.uname().nodename}, by itself"]
+    )
+    assert host.front_end or (rows[0]["did"], rows[0]["result"]) == ("evict", "ok")
+    progress.evicted.clear()
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])

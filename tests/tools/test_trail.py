@@ -15,17 +15,17 @@ import pytest
 
 from semishared.cli import main
 from semishared.front import trail
+from semishared.front.action import Action, Sessions
 from semishared.install import rotation
+from semishared.opennebula.report import Report
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 from tools.test_commit_command import written
-from tools.test_gc_clouds import done, use
+from tools.test_gc_clouds import done
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite]:
-    with ActionSite.up(tmp_path / "one") as up:
-        use(up, monkeypatch)
-        monkeypatch.setattr(os, "geteuid", lambda: 9869)
+    with ActionSite.operated(tmp_path / "one", monkeypatch) as up:
         (up.top / "var").mkdir()
         monkeypatch.setenv("ONE_LOCATION", str(up.top))
         up.oned.runner.extra["ONE_LOCATION"] = str(up.top)  # type: ignore[attr-defined]
@@ -75,6 +75,18 @@ def test_an_action_without_a_log_is_the_same(site: ActionSite) -> None:
     assert main.main(["commit", str(vm)]) == 0
     site.tm("delete", f"{HERE}:{site.disk(vm).parent}", vm, SYSTEM)
     assert not site.disk(vm).exists()
+
+
+@pytest.mark.fault(78, "what a host evicts by its own decision in an action of oned's is in the trail")
+def test_what_a_host_has_evicted_by_itself_is_in_the_trail(site: ActionSite) -> None:
+    gone = f"100-7-{'a' * 32}"
+    done = Action("test", [], Report("test"))
+    with Sessions(done) as sessions:
+        sessions.begin("localhost")
+        sessions._open["localhost", False].evicted = [gone]
+    (row,) = rows(site)
+    assert (row["did"], row["what"], row["result"]) == ("evict", f"base {gone} on localhost, by itself", "ok")
+    assert row["who"].partition("@")[0] == "oned"
 
 
 def test_a_refused_verb_is_in_the_trail_with_its_error(site: ActionSite) -> None:

@@ -24,6 +24,7 @@ from semishared.errors import HostUnreachable
 from semishared.front import trail
 from semishared.model.disk import commit_steps as c
 from semishared.model.refs import DiskRef
+from semishared.tools import trail_lines
 
 CEPH = base64.b64encode(b"\x01\x00" + bytes(range(26))).decode()
 PASSWORD, KEY = "s3cr3t pass/word", "0123456789abcdef" * 4
@@ -148,7 +149,7 @@ def test_no_name_makes_a_second_line(text: str, log: Path, syslog: List[str]) ->
     (row,) = rows(log)
     assert log.read_text().count("\n") == 1 and log.read_text().isascii() and len(syslog) == 1
     assert "\n" not in syslog[0] and all(c.isprintable() for c in syslog[0])
-    assert set(row) == {"time", "who", "did", "what", "result"} and len(row["what"]) <= trail.LONGEST
+    assert set(row) == {"time", "who", "did", "what", "result"} and len(row["what"]) <= trail_lines.LONGEST
 
 
 def test_lines_of_many_writers_do_not_mix(log: Path) -> None:

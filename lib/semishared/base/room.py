@@ -17,7 +17,7 @@ from ..model.device import names as device_names
 from ..model.disk import names as disk_names
 from ..model.refs import ImageRef
 from ..named import NamedTuple, to_data
-from ..tools import files, locks
+from ..tools import files, locks, progress
 from ..units import human
 from . import cache
 
@@ -156,6 +156,16 @@ def evict_all(root: str, bases: Iterable[object], held: tuple[str, ...] = ()) ->
         evict(root, str(name), held)
 
 
+def _evict_by_itself(root: str, bases: Iterable[str], held: tuple[str, ...] = ()) -> None:
+    """Remove bases that no front-end has named, and so has noted: this host notes each, and says it."""
+    for name in bases:
+        if evict(root, name, held).evicted:
+            from ..tools import trail_lines
+
+            trail_lines.by_host("evict", f"base {name}")
+            progress.evicted.append(name)
+
+
 def chosen(answer: dict[str, object]) -> tuple[str, ...]:
     """Return the bases to evict in an answer."""
     found = answer.get("evict")
@@ -188,7 +198,10 @@ FOR_ALL, FOR_THIS, BORROWED, MENDED = (
 
 
 def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> dict[str, object]:
-    """Return how to get a base of `needed` bytes (see Ask); raise NoSpace if no eviction can make room."""
+    """Return how to get a base of `needed` bytes (see Ask); raise NoSpace if no eviction can make room.
+
+    The caller has the lock of the image. Without a front-end this host makes room itself.
+    """
     listed = list_bases(root, base_names.staging(root, image.base_prefix))
     if ask:
         return ask(
@@ -202,12 +215,10 @@ def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want:
         )
     from ..plan.base import eviction
 
-    host = os.uname().nodename
-    return {
-        "evict": eviction.room(
-            listed, _limits(listed), host, needed, image.base_name, must=want.must, mends=want.mends
-        )
-    }
+    host, limits = os.uname().nodename, _limits(listed)
+    gone = eviction.room(listed, limits, host, needed, image.base_name, must=want.must, mends=want.mends)
+    _evict_by_itself(root, gone, (base_names.image_lock(root, image.base_prefix),))
+    return {}
 
 
 def for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> None:
@@ -254,7 +265,7 @@ def for_disk(
     else:
         from ..plan.base import eviction
 
-        evict_all(root, eviction.room_for_disk(listed, floor, needed, last))
+        _evict_by_itself(root, eviction.room_for_disk(listed, floor, needed, last))
 
 
 def space(root: str) -> tuple[int, int]:

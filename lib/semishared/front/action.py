@@ -186,6 +186,10 @@ class Sessions:
             self.action.moved.append(session.moved)
             for text in session.warnings:
                 self.action.report.warn(text)
+            if session.evicted:
+                from . import trail
+
+                trail.evicted(session.host, session.evicted)
             if error is None:
                 self.action.tell(session)
         for file in self._kept:

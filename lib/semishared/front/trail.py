@@ -18,7 +18,6 @@ by the trail: a full disk or a missing directory is a warning of a verb at a ter
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -28,12 +27,10 @@ from typing import Iterable, Iterator, Sequence
 
 from .. import NAME
 from ..errors import SemisharedError
-from ..tools import this_machine
+from ..tools import this_machine, trail_lines
 from ..tools.redact import Redactor
 
 OK, TOLD = "ok", "told"
-LONGEST = 400
-"""Characters of a value: names may be long, and a line is to be read."""
 _by_verb = False
 """Whether this process is the operator's command, not an action of oned's."""
 _count = 0
@@ -55,6 +52,12 @@ def evicting(host: str, bases: Sequence[object]) -> None:
     """Note the bases that a host is told to remove, for room: it does, unless a disk has leased one since."""
     for base in bases:
         note("evict", f"base {base} on {host}", TOLD)
+
+
+def evicted(host: str, bases: Sequence[str]) -> None:
+    """Note the bases that a host says it has removed by its own decision; its syslog has them too."""
+    for base in bases:
+        note("evict", f"base {base} on {host}, by itself")
 
 
 def count() -> int:
@@ -110,21 +113,8 @@ def _first_line(file: str) -> str:
 
 
 def line(did: str, what: str, result: str, seconds: float | None = None, *, now: float | None = None) -> str:
-    """Return a line of the trail: JSON in ASCII, so that no name ends it, or begins another one."""
-    said = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
-        "who": _cut(who()),
-        "did": _cut(did),
-        "what": _cut(redacted(what)),
-        "result": _cut(redacted(result)),
-    }
-    return json.dumps({**said, **({} if seconds is None else {"seconds": round(seconds, 3)})})
-
-
-def _cut(text: str) -> str:
-    # What is no text in UTF-8 is no JSON that others read.
-    text = text.encode("utf-8", "replace").decode()
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    """Return a line of the trail."""
+    return trail_lines.line(who(), did, redacted(what), redacted(result), seconds, now=now)
 
 
 def note(did: str, what: str, result: str = OK, seconds: float | None = None) -> None:
@@ -134,21 +124,13 @@ def note(did: str, what: str, result: str = OK, seconds: float | None = None) ->
     why = ""
     try:
         said = line(did, what, result, seconds)
-        _to_syslog(said)
+        trail_lines.to_syslog(said)
         _append(path(), said)
     except (OSError, ValueError) as e:
         why = getattr(e, "strerror", None) or str(e)
     if why and _by_verb and not _is_warned and sys.stderr.isatty():
         _is_warned = True
         print(f"{NAME}: what was done is not in {path()}: {why}", file=sys.stderr)
-
-
-def _to_syslog(said: str) -> None:
-    import syslog
-
-    syslog.openlog(NAME, 0, syslog.LOG_DAEMON)
-    syslog.syslog(syslog.LOG_INFO, said)
-    syslog.closelog()
 
 
 def _append(file: str, said: str) -> None:

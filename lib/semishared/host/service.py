@@ -126,6 +126,9 @@ class Host:
                 wrong = of_system(e, f"on {os.uname().nodename}: {readable(str(e))}")
                 answer = {"event": "error", "id": wrong.id, "detail": wrong.detail}
             self._busy = False
+            if progress.evicted:
+                answer["evicted"] = list(progress.evicted)
+                progress.evicted.clear()
             try:
                 self._writer.send(**answer)
             except TooLarge as e:

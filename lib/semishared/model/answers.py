@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .base.steps import Listed
 
 EVENTS: dict[str, Shape] = {
-    "error": {"id": "text", "detail": "text"},
+    "error": {"id": "text", "detail": "text", "evicted?": ["base"]},
     "warning": {"text?": "text"},
     "progress": {
         **dict.fromkeys(("have?", "of?", "done?", "came?", "speed?"), "count"),
@@ -67,7 +67,7 @@ def heard(machine: str, steps: Sequence[type[Step]], message: dict[str, Any]) ->
     event = message.get("event")
     if event == "done":
         message["results"] = checked(machine, steps, message.get("results"))
-        said: Shape = {"moved?": {"*": "count"}, "came?": {"*": "count"}}
+        said: Shape = {"moved?": {"*": "count"}, "came?": {"*": "count"}, "evicted?": ["base"]}
     elif isinstance(event, str) and event in OF_STEPS:
         said = next((shape(step) for step in steps if step.__name__ == OF_STEPS[event]), "never")
     elif isinstance(event, str) and event in EVENTS:

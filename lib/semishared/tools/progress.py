@@ -16,6 +16,8 @@ moved: Counter[str] = Counter()
 """Bytes by kind: `store_read`, `store_written`, `received`, `sent`, `reused` (from other bases)."""
 came: Counter[str] = Counter()
 """Bytes by where they came from, as far as known: the store, a host."""
+evicted: list[str] = []
+"""Bases that this host has removed for room by its own decision, no front-end having named them."""
 asked_by = ""
 """The user and the verb that the work is for, '' for oned."""
 last = time.monotonic()

@@ -42,6 +42,8 @@ from .messages import RELEASE, Message, Part, Reader, Silence, Writer
 
 MOST_KEPT = 10_000
 """Most messages kept of a host during a write to it, and most lines of it for the log."""
+MOST_EVICTED = 100
+"""Most bases of one conversation that the trail has as removed by the machine itself."""
 MOST_SAID = 1 << 21
 """Most messages of a host during one plan: signs of life and progress, seconds apart, and questions."""
 
@@ -133,6 +135,8 @@ class Session:
         """Bytes by kind (tools/progress.py)."""
         self.came: dict[str, int] = {}
         """Bytes by where they came from."""
+        self.evicted: list[str] = []
+        """Bases that the machine has removed for room by its own decision, at most MOST_EVICTED."""
         self.seconds = 0.0
         """Seconds that plans took in which bytes were moved."""
         self.on_job: Callable[[object], None] | None = None
@@ -340,6 +344,9 @@ class Session:
             self.on_job(message["job"])
         if isinstance(message, dict) and message.get("event") in ("done", "error"):
             self.is_busy = False
+            evicted = message.get("evicted")
+            if isinstance(evicted, list):
+                self.evicted = [*self.evicted, *evicted][:MOST_EVICTED]
         if isinstance(message, dict) and message.get("event") == "error":
             raise from_id(str(message.get("id")), str(message.get("detail")))
         return message
