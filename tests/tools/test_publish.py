@@ -24,7 +24,6 @@ from semishared.model.disk import names as disk_names
 from semishared.model.disk.place import VOLATILE
 from semishared.model.disk.record import Record
 from tools.oned_site import HERE, ROOT, SYSTEM, ActionSite
-from tools.test_gc_clouds import use
 
 ACTIVE, DONE, POWEROFF, UNDEPLOYED = 3, 6, 8, 9
 RUNNING, PROLOG, PROLOG_FAILURE = 3, 1, 39
@@ -40,9 +39,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite]:
-    with ActionSite.up(tmp_path / "one") as up:
-        use(up, monkeypatch)
-        monkeypatch.setattr(os, "geteuid", lambda: 9869)
+    with ActionSite.operated(tmp_path / "one", monkeypatch) as up:
         yield up
 
 
@@ -399,7 +396,8 @@ def test_json_says_what_was_written(site: ActionSite, capsys: pytest.CaptureFixt
     (row,) = json.loads(capsys.readouterr().out)["vms"]
     assert (row["vm"], row["how"], row["fields"]) == (vm, "published", shown(site, vm))
     publish("--due", "--json")
-    assert json.loads(capsys.readouterr().out) == {"schema": 1, "vms": [], "errors": []}
+    nothing = {"schema": 1, "dry_run": False, "vms": [], "images": {}, "errors": []}
+    assert json.loads(capsys.readouterr().out) == nothing
 
 
 # -- kills and scale --------------------------------------------------------------------------------
