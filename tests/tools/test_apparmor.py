@@ -21,7 +21,7 @@ import pytest
 
 from semishared.model import steps as s
 from tools.test_vmm import Host
-from tools.world import World
+from tools.world import World, lay_over
 
 HELPER = "/usr/lib/libvirt/virt-aa-helper"
 UUID = "75b33178-6a6b-4667-b9b8-64da283038a7"
@@ -130,22 +130,7 @@ def test_raw_copy_with_a_snapshot_names_its_raw_layer_as_raw(site: Site) -> None
     disk = world.disk(7, 0)
     image = world.image()
     world.on(s.PrepareVm(7, disk.vm_dir), s.CopyImage(disk, image, 0))
-    subprocess.run(
-        [
-            "qemu-img",
-            "create",
-            "-q",
-            "-f",
-            "qcow2",
-            "-b",
-            "/etc/shadow",
-            "-F",
-            "raw",
-            f"{world.top}/evil",
-            "1M",
-        ],
-        check=True,
-    )
+    lay_over(world.top / "evil", "/etc/shadow")
     subprocess.run(
         ["dd", f"if={world.top}/evil", f"of={disk.path}.snap/0", "conv=notrunc", "status=none"], check=True
     )

@@ -17,7 +17,7 @@ import pytest
 from rehearsing import things
 from semishared.cli import main
 from tools.oned_site import HERE, SYSTEM, ActionSite
-from tools.test_gc_clouds import at_rest, use
+from tools.test_gc_clouds import at_rest
 
 EPILOG_FAILURE = 40
 """LCM state of a VM that was to end when its disks could not go."""
@@ -25,9 +25,7 @@ EPILOG_FAILURE = 40
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite]:
-    with ActionSite.up(tmp_path / "one") as up:
-        use(up, monkeypatch)
-        monkeypatch.setattr(os, "geteuid", lambda: 9869)
+    with ActionSite.operated(tmp_path / "one", monkeypatch) as up:
         yield up
 
 

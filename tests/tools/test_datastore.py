@@ -25,7 +25,7 @@ import pytest
 
 from semishared.store.dir import image as dir_image
 from semishared.tools import extents
-from tools.world import MiB, allocated, make_image, qemu_io
+from tools.world import MiB, allocated, lay_over, make_image, qemu_io
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -561,23 +561,7 @@ def test_http_errors_and_redirects_to_files_are_refused(store: Store, url: str) 
 
 
 def test_downloaded_image_is_inspected_too(store: Store, url: str) -> None:
-    subprocess.run(
-        [
-            "qemu-img",
-            "create",
-            "-q",
-            "-f",
-            "qcow2",
-            "-u",
-            "-F",
-            "raw",
-            "-b",
-            "/etc/passwd",
-            str(store.uploads / "evil"),
-            "1M",
-        ],
-        check=True,
-    )
+    lay_over(store.uploads / "evil", "/etc/passwd")
     store.fails("cp", "SS021", "a backing file", PATH=f"{url}/evil")
 
 

@@ -21,15 +21,13 @@ import pytest
 from semishared.cli import main
 from tools.oned_site import HERE, SYSTEM, ActionSite
 from tools.test_commit_command import written
-from tools.test_gc_clouds import at_rest, done, use
+from tools.test_gc_clouds import at_rest, done
 from unit.test_agreed import Terminal
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite]:
-    with ActionSite.up(tmp_path / "one") as up:
-        use(up, monkeypatch)
-        monkeypatch.setattr(os, "geteuid", lambda: 9869)
+    with ActionSite.operated(tmp_path / "one", monkeypatch) as up:
         yield up
 
 

@@ -34,11 +34,7 @@ LINE = "tm/clone overlay store ok 100 2000\n"
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite]:
-    with ActionSite.up(tmp_path / "one") as up:
-        assert up.oned.rpc
-        monkeypatch.setenv("ONE_XMLRPC", up.oned.rpc.url)
-        monkeypatch.setenv("ONE_AUTH", str(up.auth))
-        monkeypatch.setattr(os, "geteuid", lambda: 9869)
+    with ActionSite.operated(tmp_path / "one", monkeypatch, has_host=True) as up:
         # The lines are this user's, which is root here.
         monkeypatch.setattr(action_counts, "SETTLE_S", 0)
         yield up

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import threading
@@ -19,7 +18,7 @@ from semishared.front.now import Now
 from semishared.model.job_steps import Job
 from semishared.named import to_data
 from tools.oned_site import ActionSite
-from tools.test_gc_clouds import at_rest, use
+from tools.test_gc_clouds import at_rest
 
 SOON_S = 60
 ONE = Job(7, "1", "clone", "fetch", 5, 0, "", "h2", "", 41 << 20, 100 << 20, 80 << 20, 1700000000, "oned")
@@ -27,9 +26,7 @@ ONE = Job(7, "1", "clone", "fetch", 5, 0, "", "h2", "", 41 << 20, 100 << 20, 80 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite]:
-    with ActionSite.up(tmp_path / "one") as up:
-        use(up, monkeypatch)
-        monkeypatch.setattr(os, "geteuid", lambda: 9869)
+    with ActionSite.operated(tmp_path / "one", monkeypatch) as up:
         yield up
 
 

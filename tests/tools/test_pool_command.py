@@ -30,11 +30,7 @@ POWEROFF, ACTIVE, SAVING = 8, 3, 8
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite]:
-    with ActionSite.up(tmp_path / "one") as up:
-        assert up.oned.rpc
-        monkeypatch.setenv("ONE_XMLRPC", up.oned.rpc.url)
-        monkeypatch.setenv("ONE_AUTH", str(up.auth))
-        monkeypatch.setattr(os, "geteuid", lambda: 9869)
+    with ActionSite.operated(tmp_path / "one", monkeypatch, has_host=True) as up:
         paths = [up.top / f"device{number}" for number in range(len(SIZES))]
         try:
             for path, size in zip(paths, SIZES):

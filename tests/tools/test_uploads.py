@@ -27,7 +27,7 @@ from rot import dated
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
 from tools.test_datastore import ROOT, Store
-from tools.world import MiB, World, allocated, qemu_io
+from tools.world import MiB, World, allocated, lay_over, qemu_io
 
 SECRET = b"the front-end's secret".ljust(MiB, b".")
 
@@ -40,22 +40,7 @@ def store(tmp_path: Path) -> Store:
 def qcow2_over(path: Path, backing: Path) -> Path:
     """Make a qcow2 that reads what is in another file."""
     path.unlink(missing_ok=True)
-    argv = [
-        "qemu-img",
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-u",
-        "-F",
-        "raw",
-        "-b",
-        str(backing),
-        str(path),
-        str(MiB),
-    ]
-    subprocess.run(argv, check=True)
-    return path
+    return lay_over(path, backing)
 
 
 def names_another_file(path: object) -> bool:

@@ -24,6 +24,7 @@ import pytest
 
 from rehearsing import things
 from semishared.guest.virsh import Site
+from tools.world import lay_over
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = """#!/bin/sh
@@ -324,24 +325,8 @@ def clone(host: Host) -> Path:
     (host.vm_dir / "disk.1").symlink_to(side / "clones" / "7-1")
     host.add_record(1, "shared", "store-clone", "qcow2", str(snap / "1"))
     lay_over(snap / "0", str(host.image))
-    lay_over(snap / "1", "0")
+    lay_over(snap / "1", "0", "qcow2")
     return snap / "1"
-
-
-def lay_over(path: Path, backing: str, format: str = "") -> None:
-    argv = [
-        "qemu-img",
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-u",
-        "-F",
-        format or ("qcow2" if backing.isdigit() else "raw"),
-        "-b",
-        backing,
-    ]
-    subprocess.run([*argv, str(path), "1M"], check=True)
 
 
 def test_deploy_says_all_that_a_clone_on_the_store_lies_over(host: Host, clone: Path) -> None:
@@ -360,7 +345,7 @@ def test_deploy_refuses_a_clone_on_the_store_over_anything_else(
     (tmp_path / "secret").write_bytes(b"secret" * 1000)
     for name in (str(tmp_path / "secret"), "../../../../abc"):
         (clone.parent / layer).unlink()
-        lay_over(clone.parent / layer, name)
+        lay_over(clone.parent / layer, name, "qcow2" if name.isdigit() else "raw")
         said = host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
         assert f"lies over {name}" in said or f"lies over {clone.parent}/{name}" in said
 
@@ -395,7 +380,7 @@ def remote(host: Host) -> Path:
     }
     host.add_record(1, "local", "remote-first", "qcow2", str(snap / "1"), image=image)
     lay_over(snap / "0", str(host.image))
-    lay_over(snap / "1", "0")
+    lay_over(snap / "1", "0", "qcow2")
     return snap / "1"
 
 
@@ -439,7 +424,7 @@ def test_deploy_refuses_a_disk_over_anything_but_the_image_of_its_record(
 def test_deploy_does_not_wait_for_a_fifo_in_a_chain(host: Host, clone: Path) -> None:
     (clone.parent / "0").unlink()
     os.mkfifo(clone.parent / "0")
-    lay_over(clone.parent / "2", "0")
+    lay_over(clone.parent / "2", "0", "qcow2")
     (clone.parent / "2").replace(clone)
     assert "no regular file" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
 

@@ -96,6 +96,13 @@ def make_image(path: Path, format: str, size: int, *writes: str) -> None:
             os.pwrite(file.fileno(), content, at)
 
 
+def lay_over(path: Path, backing: object, format: str = "raw") -> Path:
+    """Make a qcow2 of 1 MiB that names another file as its backing file, whatever that is; return it."""
+    over = ["-f", "qcow2", "-u", "-F", format, "-b", str(backing)]
+    subprocess.run(["qemu-img", "create", "-q", *over, str(path), "1M"], check=True)
+    return path
+
+
 def allocated(path: object) -> int:
     return os.lstat(str(path)).st_blocks * 512
 
