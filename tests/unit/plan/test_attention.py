@@ -166,6 +166,12 @@ SYMPTOMS: Dict[str, Any] = {
         "--discard .kept-9-00ff",
         "cannot be read: layer 1 is damaged",
     ),
+    "disk-kept-unreadable for its record": (
+        World(reported=Reported([], [kept(image=None)], [])),
+        "copy /var/lib/one/datastores/101/.kept-9-00ff elsewhere first; then, to lose it: semishared gc "
+        "--discard .kept-9-00ff",
+        "cannot be read: no record says of which image it is",
+    ),
     "record-unreadable": (
         World(reported=Reported([ReportedVm(12, 101, [], "x", {"0": "disk.0.json is no JSON"})], [], [])),
         "semishared status 12: nothing that it is of is removed; copy what there is",

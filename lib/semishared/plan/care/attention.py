@@ -247,10 +247,10 @@ def _kept(facts: Facts, machine: Machine, kept: KeptDisk) -> Item:
     image = facts.images.get(number) if type(number) is int else None
     is_open = image is not None and image.is_persistent and not image.vms - {kept.vm}
     about = {"vm": kept.vm, "disk": kept.disk, "image": "?" if number is None else number, "word": word}
-    if kept.error:
-        return item(
-            "disk-kept-unreadable", machine.name, {**about, "error": kept.error, "path": _path(kept.path)}
-        )
+    # A host knows the image from the record alone.
+    error = kept.error or ("" if kept.image else "no record says of which image it is")
+    if error:
+        return item("disk-kept-unreadable", machine.name, {**about, "error": error, "path": _path(kept.path)})
     as_new = "" if is_open else " --as-new-image NEW"
     return item("disk-kept", machine.name, {**about, "size": human(kept.bytes), "as_new": as_new})
 
