@@ -431,7 +431,12 @@ def test_systemd_is_told_of_a_timer_on_this_machine_alone(front_end: FrontEnd) -
     ]
     gone = [command.line() for command in timer.Timer("", {}, timer.PATHS).commands()]
     names = " ".join(f"semishared-{row}.timer" for row in timer.ROWS)
-    assert gone == [f"as root: systemctl stop {names}", "as root: systemctl daemon-reload"]
+    services, patterns = (names.replace(".timer", word) for word in (".service", ".*"))
+    assert gone == [
+        f"as root: systemctl stop {names} {services}",
+        "as root: systemctl daemon-reload",
+        "as root: systemctl reset-failed " + " ".join(f"'{word}'" for word in patterns.split()),
+    ]
     texts = timer.units("/semishared", "oneadmin", tuple(timer.ROWS))
     assert timer.Timer("", texts, ()).commands()[1].line() == f"as root: systemctl enable --now {names}"
     assert timer.Timer("", timer.crontab("/semishared", "oneadmin"), ()).commands() == []

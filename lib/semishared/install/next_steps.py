@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import shutil
 
 from .. import NAME
@@ -33,7 +34,7 @@ class Command(NamedTuple):
     argv: tuple[str, ...]
 
     def line(self) -> str:
-        return f"as {self.user}: {' '.join(self.argv)}"
+        return f"as {self.user}: {shlex.join(self.argv)}"
 
 
 def commands(place: FrontEnd, uninstalled: bool) -> list[Command]:

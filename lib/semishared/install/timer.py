@@ -197,11 +197,16 @@ class Timer(NamedTuple):
         """Return the commands that tell systemd, on this machine only; cron looks by itself."""
         reload = Command("root", ("systemctl", "daemon-reload"))
         mine = {*self.texts, *self.gone}
-        timers = tuple(f"{named(row)}.timer" for row in ROWS if mine & {*paths(row)[1:3]})
-        if self.root or not timers:
+        names = tuple(named(row) for row in ROWS if mine & {*paths(row)[1:3]})
+        timers = tuple(f"{name}.timer" for name in names)
+        if self.root or not names:
             return []
         if self.gone:
-            return [Command("root", ("systemctl", "stop", *timers)), reload]
+            services = tuple(f"{name}.service" for name in names)
+            # systemd goes on to list a unit that has failed when its file is gone; it refuses the name of one
+            # that it has not loaded, and takes a pattern for none.
+            forget = Command("root", ("systemctl", "reset-failed", *(f"{name}.*" for name in names)))
+            return [Command("root", ("systemctl", "stop", *timers, *services)), reload, forget]
         return [reload, Command("root", ("systemctl", "enable", "--now", *timers))]
 
 
