@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of OpenNebula that the tutorial uses, carried out by the simulated oned."""
+"""The commands of OpenNebula that pages and remedies name, carried out by the simulated oned."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from lab.hosts import Lab
 from lab.oned import Oned
 from lab.oned.template import Template, parse, scalar, vectors
 
+MONITORED, DISABLED = 2, 4
+"""States of hosts (include/Host.h)."""
+
 
 class Cli:
     """What `onehost`, `oneimage`, `onevm` and `systemctl` do here; each returns what it prints."""
@@ -20,10 +23,15 @@ class Cli:
         self.lab, self.oned, self.host = lab, oned, host
         self.commands: Dict[str, Callable[[List[str]], str]] = {
             "onehost sync": self.onehost_sync,
+            "onehost disable": lambda words: self.onehost_state(words, DISABLED),
+            "onehost enable": lambda words: self.onehost_state(words, MONITORED),
             "systemctl restart": self.restart,
             "oneimage create": self.oneimage_create,
             "onevm create": self.onevm_create,
             "onevm terminate": self.onevm_terminate,
+            "onevm recover": self.onevm_recover,
+            "onevm poweroff": self.onevm_poweroff,
+            "onevm resume": self.onevm_resume,
         }
 
     def knows(self, words: List[str]) -> bool:
@@ -39,6 +47,12 @@ class Cli:
         assert words == ["--force"]
         self.lab.sync()
         return "All hosts updated successfully.\n"
+
+    def onehost_state(self, words: List[str], state: int) -> str:
+        """Have the scheduler pass a host by, or take it again."""
+        (name,) = words
+        self.oned.host(name).state = state
+        return ""
 
     def restart(self, words: List[str]) -> str:
         """Read oned.conf and note that, as oned does when it starts."""
@@ -92,4 +106,21 @@ class Cli:
         """End a VM by its name."""
         assert words[0] == "--hard"
         self.oned.vm_terminate(next(vm.id for vm in self.oned.vms.values() if vm.name == words[1]), hard=True)
+        return ""
+
+    def onevm_recover(self, words: List[str]) -> str:
+        """Recover a VM from a failure."""
+        how, number = words
+        self.oned.vm_recover(int(number), how[len("--") :])
+        return ""
+
+    def onevm_poweroff(self, words: List[str]) -> str:
+        """Switch a VM off."""
+        self.oned.vm_poweroff(int(words[-1]), hard="--hard" in words)
+        return ""
+
+    def onevm_resume(self, words: List[str]) -> str:
+        """Start a VM that is off."""
+        (number,) = words
+        self.oned.vm_resume(int(number))
         return ""
