@@ -13,7 +13,6 @@ from typing import Dict, Iterator, List, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDER = {"84b7bda": ("0.1.0", range(1, 22)), "2a155d3f": ("2a155d3f", range(22, 87))}
-OLDER = {"84b7bda": ("0.1.0", range(1, 22)), "2a155d3f": ("2a155d3f", range(22, 83))}
 """Commits that tests/against.py has run today's tests against: the version each is, and the numbers of what
 was found in it.
 """
