@@ -186,8 +186,14 @@ def test_what_a_host_evicts_alone_is_in_its_syslog(host: Host, monkeypatch: pyte
     gone = next(host.bases(1)).name
     vm = host.world.disk(5).vm_dir
     host.on(s.PrepareVm(5, vm))
-    ask = None if host.answer is None else lambda **words: host.answer(words)  # type: ignore[misc]
-    room.for_disk(vm, IMAGE, ask)
+    answer = host.answer
+
+    def ask(**question: Any) -> Dict[str, Any]:
+        assert answer
+        found: Any = answer(question)
+        return dict(found)
+
+    room.for_disk(vm, IMAGE, ask if answer else None)
     assert host.numbers() == [2]
     rows = [json.loads(line) for line in said]
     assert [row["what"] for row in rows if row["who"].startswith("alice@")] == (

@@ -16,7 +16,7 @@ from semishared.cli import jobs as of_cli
 from semishared.errors import FalseAnswer
 from semishared.host import jobs as of_host
 from semishared.host.service import Noting
-from semishared.model import answers
+from semishared.model import answers, job_steps
 from semishared.model import steps as s
 from semishared.model.disk.commit_steps import CommitDisk
 from semishared.model.job_steps import Job, ListJobs
@@ -259,7 +259,7 @@ def test_a_job_in_words() -> None:
     commit = ONE._replace(step="commit", source="", target="the store", of=0)
     assert of_cli.told([commit]) == "committing, 41.0 MiB of ?, 80.0 MiB/s to the store"
     assert of_cli.told([]) == ""
-    assert of_cli.far(ONE._replace(done=100 * MiB - 1)) == "99 %"
+    assert job_steps.far(ONE._replace(done=100 * MiB - 1)) == "99 %"
 
 
 def test_texts_are_cut_by_what_is_there() -> None:

@@ -49,7 +49,7 @@ def to_syslog(said: str) -> None:
 
 
 def by_host(did: str, what: str) -> None:
-    """Note in this host's syslog what it has done by its own decision, and for whom it was at work.
+    """Note in this host's syslog what it has done by its own decision, and which user's work it did.
 
     `what` names things of ours alone. Nothing fails by this.
     """

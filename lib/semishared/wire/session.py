@@ -344,9 +344,9 @@ class Session:
             self.on_job(message["job"])
         if isinstance(message, dict) and message.get("event") in ("done", "error"):
             self.is_busy = False
-            evicted = message.get("evicted")
-            if isinstance(evicted, list):
-                self.evicted = [*self.evicted, *evicted][:MOST_EVICTED]
+            said = message.get("evicted")
+            if isinstance(said, list):
+                self.evicted = [*self.evicted, *map(str, said)][:MOST_EVICTED]
         if isinstance(message, dict) and message.get("event") == "error":
             raise from_id(str(message.get("id")), str(message.get("detail")))
         return message
