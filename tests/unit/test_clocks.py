@@ -28,7 +28,8 @@ WORDS = (
     "modify_timestamp",
 )
 JUDGED = {
-    "for people": "cli/jobs.py tools/jobs.py front/fence.py front/trail.py cli/attention.py cli/base.py "
+    "for people": "cli/jobs.py tools/jobs.py front/fence.py tools/trail_lines.py cli/attention.py "
+    "cli/base.py "
     "cli/metrics.py cli/share.py cli/support_bundle.py share/btrfs.py share/cephfs.py stage/scrub.py",
     "an estimate, or a hint where to ask first; wrong, "
     "it costs time": "device/ledger.py device/offline.py stage/source_speed.py front/questions.py",

@@ -39,6 +39,7 @@ class Machine:
             False,
         )
         self.came, self.seconds = dict[str, int](), 2.0
+        self.evicted: List[str] = []
         self.heard: List[List[str]] = []
         self.closed: Optional[bool] = None
         Machine.opened.append(self)

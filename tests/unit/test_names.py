@@ -231,6 +231,7 @@ COMPARED = {
         "front/detach.py",
         "front/migration.py",
         "front/staging.py",
+        "front/staging_look.py",
         "front/staging_round.py",
         "opennebula/xml.py",
         "plan/disk/detach.py",

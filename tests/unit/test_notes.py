@@ -69,6 +69,7 @@ NOT_ON_DISK = {
     "tools/qemu_img.py",
     "tools/redact.py",
     "tools/storage_daemon.py",
+    "tools/trail_lines.py",
     "wire/messages.py",
 }
 """Modules where json.dumps makes what goes to a program, another machine or people; or is what is looked for

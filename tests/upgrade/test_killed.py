@@ -62,8 +62,10 @@ RBD = [
     Row("undeploy", "in-place", "raw", ("directory sent", "deletion noted")),
     Row("device", "diff", "raw", DEVICE_POINTS, "h2", "h2"),
 ]
+NOT_ON_11 = ("backup", "commit", "finish")
+"""libvirt 7.0 backs up no running guest, and 2a155d3f commits nothing with Python 3.9."""
 ROWS = {
-    kind: [row for row in rows if not (roots.LIBVIRT_7_0 and row.job == "backup")]
+    kind: [row for row in rows if not (roots.LIBVIRT_7_0 and row.job in NOT_ON_11)]
     for kind, rows in (("dir", DIR), ("rbd", RBD))
 }
 DEVICES = {"/mnt/a": 320, "/mnt/b": 320}

@@ -344,9 +344,9 @@ class Session:
             self.on_job(message["job"])
         if isinstance(message, dict) and message.get("event") in ("done", "error"):
             self.is_busy = False
-            said = message.get("evicted")
-            if isinstance(said, list):
-                self.evicted = [*self.evicted, *map(str, said)][:MOST_EVICTED]
+            gone = message.get("evicted")
+            if isinstance(gone, list):
+                self.evicted = (self.evicted + gone)[:MOST_EVICTED]
         if isinstance(message, dict) and message.get("event") == "error":
             raise from_id(str(message.get("id")), str(message.get("detail")))
         return message
