@@ -129,8 +129,7 @@ TABLE = (
         "the manifest's hashes; leases",
         "the image's bases'",
         OWN,
-        "StageBase FetchBases StreamBases MendBase EvictBase DescribeBase "
-        "ServeBase ServeExtents SendManifest",
+        "StageBase FetchBases StreamBases MendBase EvictBase DescribeBase ServeBase ServeExtents",
     ),
     Compared("the inode of the base", "the image's bases'", OWN, "VerifyBase MoveBase"),
     Compared("the device's label", "the devices'", "whose host the label says", "SetDevices CloseDevice"),
