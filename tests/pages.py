@@ -14,6 +14,24 @@ from typing import Iterator, List, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+FOR_OPERATORS = [
+    DOCS / f"{name}.md"
+    for name in (
+        "explanation/what-if",
+        "explanation/what-users-notice",
+        "how-to/attention",
+        "how-to/before-you-install",
+        "how-to/downgrade",
+        "how-to/failed-vms",
+        "how-to/install-packages",
+        "how-to/metrics",
+        "how-to/timers",
+        "reference/faq",
+    )
+]
+"""Pages of which each command runs in a test."""
+TABLE = ROOT / "tests/docs/commands.md"
+ROW = re.compile(r"^\| `([^`]+)` \| `([\w/.]+)::(\w+)` \| (.*)\|$", re.MULTILINE)
 OPENNEBULA = ("one", "onedatastore", "onehook", "onehost", "oneimage", "onevm")
 SYSTEM = ("install", "jq", "journalctl", "make", "promtool", "systemctl", "virsh")
 PACKAGES = ("apt", "apt-get", "dnf", "dpkg", "rpm")
@@ -36,6 +54,21 @@ class Said(NamedTuple):
     text: str
     in_block: bool
     """Whether a reader may copy it: not only a name in a sentence."""
+
+
+class Runs(NamedTuple):
+    """A row of the table: the test below tests/ in which a command runs."""
+
+    command: str
+    file: str
+    test: str
+    how: str
+    """What that test makes of it, or a remark."""
+
+
+def runs() -> List[Runs]:
+    """Return the rows of the table."""
+    return [Runs(*row[:3], row[3].strip()) for row in ROW.findall(TABLE.read_text())]
 
 
 def commands(text: str) -> Iterator[Said]:

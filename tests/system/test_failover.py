@@ -21,6 +21,8 @@ ERROR, MONITORED, DISABLED = 3, 2, 4
 PAUSED = "<!-- lab: paused -->"
 KIB = 64
 DATA = content("base", 0, KIB)
+LOCAL = ["local", "copy", "far"]
+"""Images whose disks their host has alone."""
 
 
 def hook(cloud: Cloud, host: str, code: int) -> str:
@@ -66,6 +68,8 @@ def images(cloud: Cloud) -> Iterator[dict[str, int]]:
         "mine": cloud.data_image("over-mine", DATA, persistent=True),
         "beside": cloud.data_image("over-beside", DATA, format="qcow2", SEMISHARED_PLACE="shared"),
         "local": cloud.data_image("over-local", DATA),
+        "copy": cloud.data_image("over-copy", DATA, SEMISHARED_LOCAL="copy"),
+        "far": cloud.data_image("over-far", DATA, SEMISHARED_LOCAL="remote-first"),
         "off": cloud.data_image("over-off", DATA, persistent=True),
         "diff": cloud.data_image(
             "over-diff",
@@ -81,8 +85,8 @@ def images(cloud: Cloud) -> Iterator[dict[str, int]]:
 
 
 def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images: dict[str, int]) -> None:
-    """Three VMs: one on the store, whose guest goes on with its data; one on an overlay, which waits, then
-    begins anew; one that is off.
+    """Three VMs: one on the store, whose guest goes on with its data; one on each kind of local disk, which
+    waits, then begins anew; one that is off.
     """
     h1, h2 = cloud.lab.node("h1"), cloud.lab.node("h2")
     store = [{"IMAGE_ID": str(images[name])} for name in ("os", "mine", "beside", "diff")] + [
@@ -92,12 +96,15 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     waits, off = (
         cloud.oned.vm_create(
             {
-                **cloud.template(name, [{"IMAGE_ID": str(images[image])}, {"TYPE": "swap", "SIZE": "8"}]),
+                **cloud.template(
+                    name,
+                    [*({"IMAGE_ID": str(images[one])} for one in kinds), {"TYPE": "swap", "SIZE": "8"}],
+                ),
                 "RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED},
                 "MEMORY": "32",
             }
         )
-        for name, image in (("waits", "local"), ("off", "off"))
+        for name, kinds in (("waits", LOCAL), ("off", ["off"]))
     )
     for vm in (waits, off):
         cloud.oned.vm_deploy(vm, "h1", 101)
@@ -161,22 +168,15 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     with pytest.raises(ActionFailed, match="disk 0 of VM .* only on h1"):
         cloud.oned.vm_recover(waits, "retry")
     assert cloud.files(h2, f"{DATASTORES}/101/{waits}") == []
-    cloud.oned.images[images["local"]].template["SEMISHARED_ON_HOST_FAILURE"] = "recreate"
+    for name in LOCAL:
+        cloud.oned.images[images[name]].template["SEMISHARED_ON_HOST_FAILURE"] = "recreate"
     cloud.oned.vm_recover(waits, "retry")
     assert cloud.oned.state(waits) == ("ACTIVE", Lcm.RUNNING)
-    h2.run(
-        [
-            "qemu-img",
-            "compare",
-            "-U",
-            "-f",
-            "qcow2",
-            "-F",
-            "raw",
-            f"{DATASTORES}/101/{waits}/disk.0",
-            cloud.source(images["local"]),
-        ]
-    )
+    for number, name in enumerate(LOCAL):
+        mine = f"{DATASTORES}/101/{waits}/disk.{number}"
+        kind = "raw" if name == "copy" else "qcow2"
+        source = cloud.source(images[name])
+        h2.run(["qemu-img", "compare", "-U", "-f", kind, "-F", "raw", mine, source])
 
     # The host comes back with all that it had.
     h1.start()

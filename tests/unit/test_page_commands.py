@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pages say of the command is what its parser takes."""
+"""What pages say of commands is what the command takes, and each command of the pages for operators runs in a
+test.
+"""
 
 from __future__ import annotations
 
@@ -67,3 +69,13 @@ def refused(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_commands_of_ours_on_a_page_are_taken_by_the_parser(page: Path) -> None:
     assert list(refused(page)) == []
+
+
+@pytest.mark.fault(82, "each command of the pages for operators runs in a test")
+def test_each_command_for_operators_runs_in_a_test() -> None:
+    said = {said.text for page in pages.FOR_OPERATORS for said in pages.commands(page.read_text())}
+    rows = [row.command for row in pages.runs()]
+    assert sorted(said) == sorted(rows)
+    for row in pages.runs():
+        text = (pages.ROOT / "tests" / row.file).read_text()
+        assert re.search(rf"^def {row.test}\(", text, re.MULTILINE), row
