@@ -91,7 +91,6 @@ TITLES = {
     75: "What machines move is seen while they move it",
     76: "Bars and tables fit the terminal",
     80: "An error blames what is wrong, and names what is there",
-    81: "Timers run under systemd, fail in sight, and leave no trace",
     85: "A snapshot of a disk that has grown since is removed by every QEMU",
     86: "Backups that carry only what changed",
     81: "Timers run under systemd, fail in sight, and leave no trace",

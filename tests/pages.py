@@ -68,7 +68,8 @@ class Runs(NamedTuple):
 
 def runs() -> List[Runs]:
     """Return the rows of the table."""
-    return [Runs(*row[:3], row[3].strip()) for row in ROW.findall(TABLE.read_text())]
+    rows = ROW.findall(TABLE.read_text())
+    return [Runs(command, file, test, how.strip()) for command, file, test, how in rows]
 
 
 def commands(text: str) -> Iterator[Said]:

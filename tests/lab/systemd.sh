@@ -18,7 +18,7 @@ if [ "$1" = outside ]; then
     until pid=$(cat "/proc/$!/task/$!/children" 2>/dev/null) && [ "$pid" ]; do sleep 0.05; done
     echo "$pid"
     wait $! || true
-    until rmdir $(find "$group" -depth -type d) 2>/dev/null; do sleep 0.05; done
+    until find "$group" -depth -type d -exec rmdir {} + 2>/dev/null; do sleep 0.05; done
     umount "$at"
     rmdir "$at"
     exit
