@@ -90,7 +90,7 @@ copy = lambda target: block_jobs.copy(disk(0), 'one-5', target, top + '/saved', 
 switch = lambda target: block_jobs.switch(disk(0), 'one-5', target, top + '/1', 'NONE')
 pull = lambda target: block_jobs.pull(disk(0), 'one-5', target, '', top + '/disk.0', block_jobs.NOTHING)
 jobs = {'copy': copy, 'switch': switch, 'pull': pull, 'mirror': lambda target: block_jobs.mirror('one-5', target, top + '/other', 'raw'),
-        'backup': lambda target: backup_job.BackupJob('one-5', None).begin({target: top + '/backup'})}
+        'backup': lambda target: backup_job.BackupJob('one-5', None).begin({target: top + '/backup'}, {}, '')}
 found = {what: {target: said(job, target)[0] for target in ('vda', 'vdb', 'vdc')} for what, job in jobs.items()}
 found['mirror']['plain'] = said(jobs['mirror'], 'vdd')
 print(json.dumps(found))

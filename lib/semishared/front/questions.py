@@ -134,8 +134,9 @@ def arrived(root: str, name: str, host: str, has: bool) -> None:
 
 def holders_of(root: str, name: str) -> list[str]:
     """Return the hosts that are said to have the base."""
+    path = _path(root, name)
     try:
-        return _read(_path(root, name))[0]
+        return _read(path)[0]
     except (SemisharedError, OSError):
         return []
 
