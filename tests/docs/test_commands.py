@@ -59,7 +59,7 @@ def test_commands_run(cloud: Cloud) -> None:
 
 @pytest.mark.fault(82, "what a page says of a unit of others is understood by systemd")
 def test_node_exporter_gets_our_directory(cloud: Cloud) -> None:
-    """The unit is a stand-in for OpenNebula's: the page's lines take the place of its command."""
+    """Units are stand-ins. That of OpenNebula's has the page's lines in the place of its command."""
     page = (pages.DOCS / "how-to/metrics.md").read_text()
     found = re.search(rf"systemctl edit {NAME}\n\n((?:    .*\n)+)\n    (systemctl restart {NAME})\n", page)
     assert found
@@ -69,5 +69,8 @@ def test_node_exporter_gets_our_directory(cloud: Cloud) -> None:
         systemd.edit(f"{NAME}.service", lines)
         systemd.run(*found[2].split())
         started = systemd.shown(f"{NAME}.service", "ExecStart")
+        systemd.put("libvirtd.service", "[Service]\nExecStart=/bin/sleep infinity\n")
+        systemd.run("systemctl", "restart", "libvirtd")
+        assert systemd.shown("libvirtd.service", "ActiveState") == "active"
     directory = "/var/lib/semishared-metrics"
     assert f"argv[]=/usr/bin/node_exporter --collector.textfile.directory={directory} ;" in started, started
