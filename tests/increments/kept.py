@@ -7,11 +7,12 @@ What a restored disk must hold is known from what the guest was told to write (`
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
 from lab.cloud import Cloud
 from lab.guest import content
@@ -22,6 +23,13 @@ WHOLE = re.compile(
 )
 IMAGE = 900
 """The id of the backup image, where OpenNebula counts on."""
+
+
+def holes(path: Path) -> List[Any]:
+    """Return the parts of a qcow2 file of which it says nothing, not even that they are zero."""
+    argv = ["qemu-img", "map", "--output=json", "-f", "qcow2", path]
+    found = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout)
+    return [part for part in found if not part.get("present", True)]
 
 
 class Model:
@@ -121,6 +129,10 @@ class Kept:
             self.sizes.append(
                 {disk: (target / f"disk.{disk}.{self.last}").stat().st_blocks // 2 for disk in sums}
             )
+            for disk in self.whole[-1]:
+                assert not holes(target / f"disk.{disk}.{self.last}"), (
+                    f"disk {disk}: the one before shines through"
+                )
             if self.last == 0:
                 self._image = max(self._images) + 1
                 self._images.append(self._image)
