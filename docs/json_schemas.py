@@ -25,8 +25,8 @@ KINDS: Dict[str, Dict[str, object]] = {
 }
 ERROR = "host:text error:text machine?:text"
 BASE = """host:text name:text bytes?:count root?:text staged?:num used?:num leases?:[text] size?:count
-    damaged?:bool device?:text here?:bool bad?:[int] seconds?:num wrong_in_memory?:bool mended?:bool why?:text
-    evicted?:bool"""
+    damaged?:bool device?:text here?:bool bad?:[int] seconds?:num wrong_in_memory?:bool mended?:any why?:text
+    evicted?:bool verified?:num reread?:[text]"""
 NOTE = "event:text host:text text:text"
 PROGRESS = """event:text host:text have?:int of?:int source?:text done?:bool transport?:text sender?:text|null
     hosts?:[text] name?:text"""

@@ -221,10 +221,14 @@ def life(cloud: Cloud, store: int, **disks: Dict[str, Any]) -> None:
 
 
 def whole(cloud: Cloud, vm: int) -> None:
-    """Have a snapshot of the whole VM refused: it has disks that are not qcow2."""
+    """Have a snapshot of the whole VM refused: it has disks that are not qcow2. So there is none to go back
+    to.
+    """
     message = f"<VMM_DRIVER_ACTION_DATA><DATASTORE><BASE_PATH>{DATASTORES}/101</BASE_PATH></DATASTORE></VMM_DRIVER_ACTION_DATA>"  # noqa: E501
     with pytest.raises(ActionFailed, match="cannot take part"):
         cloud.oned.drivers.vmm("h1", "snapshot_create", [f"one-{vm}", "0"], vm, message)
+    with pytest.raises(ActionFailed, match="Could not revert"):
+        cloud.oned.drivers.vmm("h1", "snapshot_revert", [f"one-{vm}", "none"], vm, message)
 
 
 def backed_up(cloud: Cloud, vm: int, how: str) -> None:

@@ -27,7 +27,7 @@ IMAGE = 900
 
 def holes(path: Path) -> List[Any]:
     """Return the parts of a qcow2 file of which it says nothing, not even that they are zero."""
-    argv = ["qemu-img", "map", "--output=json", "-f", "qcow2", path]
+    argv = ["qemu-img", "map", "--output=json", "-f", "qcow2", str(path)]
     found = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout)
     return [part for part in found if not part.get("present", True)]
 

@@ -133,6 +133,8 @@ def paused_guest(cloud: Cloud) -> Iterator[None]:
         cloud.terminate(vm)
     finally:
         disk.close()
+        # That its datastore was a mount is noted there, and its being none would be waited for.
+        disk.node.run(["rm", "-f", f"{DATASTORES}/{RECORDS}/mounted/{SYSTEM}"], user="root")
         cloud.lab.fe.run([COMMAND, "base", "evict", str(image), str(data)])
 
 
