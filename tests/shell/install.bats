@@ -158,9 +158,9 @@ untouched() { # untouched COMMAND...: call it; nothing below $root is another af
     says_nothing
     next=${output#*done; next, in this order:}
     [ "$next" != "$output" ] || wrong 'not what comes next'
-    [[ $next == *"1. "*"onehost sync --force"*"2. "*restart*"3. "*"semishared setup --apply"* ]] || wrong 'not the three commands'
+    [[ $next == *"1. "*"onehost sync --force"*"2. "*restart*"3. "*"semishared' setup --apply"* ]] || wrong 'not the three commands'
     template=$remotes/lib/semishared/failover.tmpl
-    prints "onehook create $template"
+    prints "onehook create '$template'"
     untouched "$install" --root "$root"
     exits 0
     says_nothing

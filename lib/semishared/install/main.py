@@ -294,7 +294,8 @@ def told(
         "to have VMs of a host that fails come up elsewhere by themselves, when it can be fenced "
         "(docs/how-to/dead-host.md):"
     )
-    print(f"  as {admin}: onehook create {package}/{next_steps.HOOK_FILE}")
+    create = next_steps.Command(admin, ("onehook", "create", f"{package}/{next_steps.HOOK_FILE}"))
+    print(f"  {create.line()}")
     if not timer.is_there(options.root or ""):
         print(
             "to have bases verified, leftovers removed, images staged, disks let go of their images' stores, "
