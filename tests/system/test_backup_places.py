@@ -12,7 +12,10 @@ import subprocess
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator
 
+import pytest
+
 import matrix
+from lab import roots
 from lab.cloud import DATASTORES, STORE, Cloud
 from lab.guest import content
 from lab.oned.objects import Datastore, Image
@@ -101,6 +104,7 @@ def in_repository(cloud: Cloud, vm: int) -> Iterator[int]:
         shutil.rmtree(cloud.lab.fe.path(f"{DATASTORES}/{REPOSITORY}"))
 
 
+@pytest.mark.skipif(roots.LIBVIRT_7_0, reason="libvirt 7.0 has no backups of running guests")
 def test_backup_running_and_off_and_restore(
     cloud: Cloud, os_image: int, image_for: Callable[[str, str], int], cell: Callable[..., None]
 ) -> None:
