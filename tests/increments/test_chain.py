@@ -5,11 +5,13 @@ alone where the disk has a mark.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 
+from lab import domains
 from lab.cloud import Cloud
 from lab.guest import content
 from lab.oned.template import vectors
@@ -96,6 +98,10 @@ class Rig:
         node = self.cloud.lab.node(record.last.host.name)
         pid = node.path(f"/run/libvirt/qemu/one-{self.vm}.pid").read_text().strip()
         node.run(["kill", "-KILL", pid], user="root")
+        deadline = time.monotonic() + 60
+        while f"one-{self.vm}" in domains.names(node):
+            assert time.monotonic() < deadline, "libvirt does not see that its QEMU is gone"
+            time.sleep(0.1)
 
     def snapshots(self, kind: str) -> List[int]:
         rows = self.cloud.oned.vm(self.vm).snapshots.get(self.numbers[kind], {})
