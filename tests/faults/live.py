@@ -424,6 +424,7 @@ class Live:
                 *(domain.blockJobInfo(target) or None for target in targets),
                 domain.jobInfo()[0],
             ]
+            assert not domain.listAllCheckpoints(), "libvirt knows a mark for backups that are over"
         assert targets and said == [RUNNING, *(None for _ in targets), NO_JOB], said
         names = os.listdir(self.host.path(f"{VM_DIR}/.semishared"))
         assert not [

@@ -7,13 +7,11 @@ Of one VM, one event after another. `EXACT` and `WHOLE` are what docs/explanatio
 
 from __future__ import annotations
 
-from typing import Callable, Dict, FrozenSet, Iterator, Mapping, NamedTuple
+from typing import Callable, Dict, FrozenSet, Mapping, NamedTuple
 
 import pytest
 
-from lab.cloud import Cloud
-
-from .test_chain import KINDS, RAW, Rig
+from .rig import KINDS, RAW, Rig
 
 FILES = frozenset(KINDS) - set(RAW)
 """Kinds of disk that have marks."""
@@ -172,13 +170,6 @@ EVENTS: Mapping[str, Event] = {
     "committed": Event(committed, DIFF, COMMITTED),
     "let go of the store": Event(let_go),
 }
-
-
-@pytest.fixture(scope="module")
-def rig(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    made = Rig(cloud, tmp_path_factory.mktemp("events"), "events")
-    yield made
-    made.close()
 
 
 @pytest.mark.fault(86, "what happened between two backups is in the second, whole where a mark was lost")

@@ -9,7 +9,7 @@ import pytest
 
 from lab.cloud import DATASTORES, Cloud
 
-from .test_chain import Rig
+from .rig import Rig
 
 KINDS = ("overlay", "copy", "volatile")
 

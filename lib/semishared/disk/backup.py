@@ -14,7 +14,8 @@ the removal of the VM delete; a job in QEMU, which `end` ends; a frozen guest, n
 from __future__ import annotations
 
 import os
-from typing import Callable, Collection
+from contextlib import nullcontext
+from typing import Callable, Collection, ContextManager
 
 from ..base import room
 from ..errors import MissingImage
@@ -66,6 +67,27 @@ def back_up(
     if not os.path.isdir(step.vm_dir):
         raise MissingImage(f"{step.vm_dir} is not there on {os.uname().nodename}")
     disks = {int(disk): _recorded(step.vm, step.vm_dir, int(disk)) for disk in step.disks}
+    with _checkpoints(step):
+        _back_up(step, disks, staged, planned, ask, warn)
+
+
+def _checkpoints(step: BackUp) -> ContextManager[None]:
+    """Have libvirt forget at the end the marks that it has to know within; a full backup has none."""
+    if not step.domain or step.since is None:
+        return nullcontext()
+    from ..guest import marks
+
+    return marks.known(step.domain)
+
+
+def _back_up(
+    step: BackUp,
+    disks: dict[int, _Disk],
+    staged: str,
+    planned: Planned,
+    ask: room.Ask | None,
+    warn: Callable[[str], None],
+) -> None:
     increment = _increment(step, disks)
     if increment:
         for disk, why in sorted(increment.whole.items()):
@@ -213,9 +235,6 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk], increment:
     except BaseException:
         _end_job(step.domain, step.directory)
         raise
-    finally:
-        if increment:
-            marks.forget(step.domain)
 
 
 def _devices(step: BackUp, disks: dict[int, _Disk]) -> dict[int, str]:
@@ -242,6 +261,15 @@ def _put_right(vm_dir: str, name: str, directory: str) -> None:
     finally:
         if name:
             _end_job(name, directory)
+            _forget_checkpoints(vm_dir, name)
+
+
+def _forget_checkpoints(vm_dir: str, name: str) -> None:
+    """Have libvirt forget what a killed backup has told it of marks."""
+    if backup_marks.read(vm_dir) and domain.state(name) in ("running", "paused"):
+        from ..guest import marks
+
+        marks.forget(name)
 
 
 def end(step: EndBackup) -> None:

@@ -8,7 +8,7 @@ none. Bitmaps that it does not have are stray, and go with the next backup.
 from __future__ import annotations
 
 import os
-from typing import Any, Collection, Iterator
+from typing import Any, Callable, Collection, Iterator
 
 from ..errors import SemisharedError
 from ..model.disk import marks as model
@@ -69,8 +69,11 @@ def leave(vm_dir: str, record: Record) -> None:
     """
     if files.is_absent(disk_names.marks(vm_dir)) or not record.place.is_image:
         return
+    from ..tools.hung_store import unless_it_hangs
+
     try:
-        drop(record)
+        # Its store may be away, for which no removal waits.
+        unless_it_hangs(lambda: drop(record), None)
     except (SemisharedError, OSError):
         pass
 
@@ -80,13 +83,7 @@ def tidy(vm_dir: str) -> None:
     if files.is_absent(disk_names.marks(vm_dir)):
         return
     for record in records.records(vm_dir):
-        if record.network or record.format != "qcow2" or not files.exists(record.path):
-            continue
-        for path in own_layers(record):
-            for found in bitmaps(path):
-                if model.is_name(found["name"]) and "in-use" in found.get("flags", ()):
-                    qemu_img.remove_bitmap(path, found["name"])
-                    point("mark dropped")
+        _remove(record, lambda found: "in-use" in found.get("flags", ()))
 
 
 # -- while no guest has them open -------------------------------------------------------------------
@@ -113,11 +110,15 @@ def bitmaps(path: str) -> list[dict[str, Any]]:
 
 def drop(record: Record, keep: Collection[str] = ()) -> None:
     """Remove all marks but some from a disk's layers; also those that a killed QEMU has left unusable."""
-    if record.network or record.format != "qcow2":
+    _remove(record, lambda found: found["name"] not in keep)
+
+
+def _remove(record: Record, which: Callable[[dict[str, Any]], bool]) -> None:
+    if record.network or record.format != "qcow2" or not files.exists(record.path):
         return
     for path in own_layers(record):
         for found in bitmaps(path):
-            if model.is_name(found["name"]) and found["name"] not in keep:
+            if model.is_name(found["name"]) and which(found):
                 qemu_img.remove_bitmap(path, found["name"])
                 point("mark dropped")
 

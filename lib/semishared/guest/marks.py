@@ -12,7 +12,7 @@ import json
 from contextlib import contextmanager
 from typing import Any, Callable, Collection, Dict, Iterator, List, Set
 
-from ..errors import SemisharedError
+from ..errors import ToolFailed
 from ..model.disk import marks as model
 from ..tools.effects import point
 from ..tools.run import QUICK_S
@@ -78,7 +78,7 @@ def _defined(name: str, mark: str, targets: Set[str], *, only_asks: bool = False
     xml = checkpoint(mark, sorted(targets), set(domain.disks(name)) - targets)
     try:
         domain.ask(name, "checkpoint-create --redefine-validate", _create(xml, flags), timeout_s=QUICK_S)
-    except SemisharedError:
+    except ToolFailed:
         return False
     if only_asks:
         forget(name)
@@ -97,25 +97,22 @@ def drop(name: str, keep: Collection[str] = (), *, foreign: bool = False) -> Non
 
     libvirt opens the layers below for that, and removes a bitmap from each.
     """
-    opened = domain.disks(name)
+    opened = {target: {path, *domain.below(name, target)} for target, path in domain.disks(name).items()}
     forget(name)
-    found = bitmaps(name)
-    names = {bitmap["name"] for rows in found.values() for bitmap in rows}
+    found = {path: {bitmap["name"] for bitmap in rows} for path, rows in bitmaps(name).items()}
+    names = {one for known in found.values() for one in known}
     for one in sorted(names - set(keep)):
         if not (foreign or model.is_name(one)) or not one.isprintable():
             continue
         libvirt = libvirtd.binding()
-        targets = [target for target in opened if _has(name, target, one, found)]
+        targets = [
+            target for target, paths in opened.items() if any(one in found.get(path, ()) for path in paths)
+        ]
         xml = checkpoint(quoted(one), targets, set(opened) - set(targets))
         flags = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE
         domain.ask(name, "checkpoint-create --redefine", _create(xml, flags), timeout_s=QUICK_S)
         domain.ask(name, "checkpoint-delete", _delete(one), timeout_s=QUICK_S)
         point("mark dropped")
-
-
-def _has(name: str, target: str, bitmap: str, found: Dict[str, List[Dict[str, Any]]]) -> bool:
-    files = [domain.disks(name).get(target, ""), *domain.below(name, target)]
-    return any(one["name"] == bitmap for file in files for one in found.get(file, ()))
 
 
 def _delete(checkpoint_name: str) -> Callable[[Any], None]:

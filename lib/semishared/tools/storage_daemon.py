@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any, Callable, Iterator, Sequence
 
 from ..errors import NoSpace, ToolFailed, ToolTimeout
@@ -33,10 +33,11 @@ def _started(within: Sequence[str]) -> Iterator[Ask]:
 
             def ask(command: str, **arguments: Any) -> Any:
                 named = {name.replace("_", "-"): value for name, value in arguments.items()}
-                to.write(json.dumps({"execute": command, "arguments": named}).encode() + b"\n")
-                to.flush()
+                line = json.dumps({"execute": command, "arguments": named}).encode() + b"\n"
+                with suppress(BrokenPipeError):  # it has ended, which reading says, and why
+                    os.write(to.fileno(), line)
                 while True:
-                    said = json.loads(_line(answers, left, command))
+                    said = json.loads(_line(answers, left, command, err))
                     if "error" in said:
                         text = f"{PROGRAM[0]} {command} on {os.uname().nodename}: {said['error'].get('desc')}"
                         raise NoSpace(text) if "No space left" in text else ToolFailed(text)
@@ -44,7 +45,7 @@ def _started(within: Sequence[str]) -> Iterator[Ask]:
                         return said["return"]
 
             try:
-                _line(answers, left, "greeting")
+                _line(answers, left, "greeting", err)
                 ask("qmp_capabilities")
                 yield ask
                 ask("quit")
@@ -53,7 +54,7 @@ def _started(within: Sequence[str]) -> Iterator[Ask]:
                 process.wait()
 
 
-def _line(answers: IO[bytes], left: bytearray, about: str) -> bytes:
+def _line(answers: IO[bytes], left: bytearray, about: str, err: int) -> bytes:
     """Return the daemon's next line; raise ToolFailed or ToolTimeout."""
     deadline = time.monotonic() + run.QUICK_S
     while b"\n" not in left:
@@ -61,7 +62,8 @@ def _line(answers: IO[bytes], left: bytearray, about: str) -> bytes:
             raise ToolTimeout(f"{PROGRAM[0]} {about}: no answer within {run.QUICK_S} s")
         data = os.read(answers.fileno(), 1 << 16)
         if not data or len(left) > LONGEST:
-            raise ToolFailed(f"{PROGRAM[0]} {about} on {os.uname().nodename}: it ended")
+            why = run.read_ends(err).decode("utf-8", "replace").strip()
+            raise ToolFailed(f"{PROGRAM[0]} {about} on {os.uname().nodename}: it ended: {why}")
         left += data
     line, _, rest = bytes(left).partition(b"\n")
     left[:] = rest

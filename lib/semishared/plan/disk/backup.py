@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of a backup: full copies of the wanted disks, as of one moment.
+"""Plans of a backup: copies of the wanted disks, or of what changed in them, as of one moment.
 
                 running                                     off
 prebackup       (mark the disks, of an increment)           (the same)
