@@ -22,8 +22,8 @@ from staging.world import flip
 
 INSTALL = "/opt/semishared/install.sh"
 PATIENCE_S = 240
-BEST_EFFORT, IDLE = "2", "3"
-"""Classes of I/O (ioprio_set(2))."""
+IDLE = "3"
+"""The idle class of I/O (ioprio_set(2))."""
 DAY = 86400
 FOR_SYSTEMD = re.compile(r"as root: (systemctl (?!restart opennebula).*)")
 SHOWN = ("User", "Type", "LoadState", "TimeoutStartUSec", "Nice", "IOSchedulingClass")
@@ -86,9 +86,8 @@ def check_settings(systemd: Systemd) -> None:
         lines = systemd.systemctl("show", service(name), "-p", ",".join(SHOWN)).splitlines()
         said = dict(line.split("=", 1) for line in lines)
         hours, minutes = divmod(row.budget_s // 60, 60)
-        limit = f"{hours}h" * bool(hours) + f"{minutes}min" * bool(minutes) or "infinity"
-        nice, io = ("19", IDLE) if row.is_idle else ("0", BEST_EFFORT)
-        assert [said[word] for word in SHOWN] == ["oneadmin", "oneshot", "loaded", limit, nice, io], name
+        limit = f"{hours}h" * bool(hours) + f"{minutes}min" * bool(minutes)
+        assert [said[word] for word in SHOWN] == ["oneadmin", "oneshot", "loaded", limit, "19", IDLE], name
         mine = f"{timer.named(name)}.timer"
         assert systemd.systemctl("is-enabled", mine) == "enabled"
         assert systemd.systemctl("is-active", mine) == "active"

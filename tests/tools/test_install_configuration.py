@@ -374,9 +374,8 @@ def test_all_timers_are_made_and_go(front_end: FrontEnd, folder: str) -> None:
         mine = "".join(text for file, text in texts.items() if file.startswith(f"semishared-{name}"))
         for verb in row.verbs:
             assert mine.count(f"/semishared {verb}") == 1, (name, verb)
-        is_idle = "IOSchedulingClass=idle" in mine or "ionice -c 3" in mine
-        is_limited = f"TimeoutStartSec={row.budget_s}\n" in mine or f"timeout {row.budget_s} " in mine
-        assert (is_idle, is_limited) == (row.is_idle, bool(row.budget_s))
+        assert "IOSchedulingClass=idle" in mine or "ionice -c 3" in mine
+        assert f"TimeoutStartSec={row.budget_s}\n" in mine or f"timeout {row.budget_s} " in mine
         assert str(row.jitter_s) in mine
     assert "nothing to do" in front_end.run("--timers")
     front_end.run("--uninstall")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timers: what semishared does by itself, as units of systemd, else files for cron (ROWS).
 
-They are made on request, stay in an upgrade, and go with the rest. What reads or removes much runs when the
-machine is idle, for a limited time, and not at the same moment in every cloud.
+They are made on request, stay in an upgrade, and go with the rest. Each gives way to all else on the machine,
+runs for a limited time, and not at the same moment in every cloud.
 """
 
 from __future__ import annotations
@@ -37,18 +37,15 @@ class Row(NamedTuple):
     cron: str
     jitter_s: int
     """Seconds at most by which a run is put off, by chance."""
-    budget_s: int = 0
-    """Seconds after which a run is ended, and goes on with the next one; 0 for no limit."""
-    is_idle: bool = False
-    """Whether it gives way to all else: processor and disk."""
+    budget_s: int
+    """Seconds after which a run is ended; the next one goes on with what is left."""
     makes: str = ""
     """A directory below /var/lib that its user writes to."""
 
     @property
     def prefix(self) -> str:
         """Return the words by which cron limits it; systemd has settings for that."""
-        idle = "nice -n 19 ionice -c 3 " if self.is_idle else ""
-        return idle + (f"timeout {self.budget_s} " if self.budget_s else "")
+        return f"nice -n 19 ionice -c 3 timeout {self.budget_s} "
 
 
 HOUR_S = 3600
@@ -60,6 +57,7 @@ ROWS: Dict[str, Row] = {
         "OnActiveSec=2min\nOnUnitInactiveSec=2min",
         "*/2 * * * *",
         10,
+        6 * HOUR_S,
     ),
     "stage": Row(
         "Images of OpenNebula come to hosts before VMs need them there",
@@ -67,6 +65,7 @@ ROWS: Dict[str, Row] = {
         "OnActiveSec=10min\nOnUnitInactiveSec=10min",
         "*/10 * * * *",
         60,
+        6 * HOUR_S,
     ),
     "verify": Row(
         "Bases of hosts are compared with their hashes",
@@ -75,7 +74,6 @@ ROWS: Dict[str, Row] = {
         "5 0 * * *",
         4 * HOUR_S,
         6 * HOUR_S,
-        is_idle=True,
     ),
     "gc": Row(
         "What killed actions of semishared have left is removed",
@@ -84,7 +82,6 @@ ROWS: Dict[str, Row] = {
         "35 0 * * *",
         4 * HOUR_S,
         2 * HOUR_S,
-        is_idle=True,
     ),
     "metrics": Row(
         "Metrics of semishared for Prometheus",
@@ -131,10 +128,7 @@ def units(command: str, user: str, rows: Sequence[str] = (DETACH,)) -> Dict[str,
         # The minus sign: a host that does not answer is no failure of the unit.
         lines = [f"ExecStart=-{command} {words}" for words in row.verbs[:-1]]
         lines.append(f"ExecStart={command} {row.verbs[-1]}")
-        if row.budget_s:
-            lines.append(f"TimeoutStartSec={row.budget_s}")
-        if row.is_idle:
-            lines += ["Nice=19", "IOSchedulingClass=idle"]
+        lines += [f"TimeoutStartSec={row.budget_s}", "Nice=19", "IOSchedulingClass=idle"]
         if row.makes:
             lines += [f"StateDirectory={os.path.basename(row.makes)}", "StateDirectoryMode=0755"]
         found[service] = f"{what}After=opennebula.service\n\n[Service]\nType=oneshot\nUser={user}\n"
