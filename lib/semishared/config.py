@@ -83,7 +83,7 @@ CHOICES = {
     "migration_auto_converge": ("yes", "no"),
     "migration_at_timeout": ("abort", "suspend", "post-copy"),
 }
-RATES = ("uploads_least_rate", "staging_rate", "migration_rate")
+RATES = ("uploads_least_rate", "staging_rate", "migration_rate", "backup_rate")
 IO_CLASS = "io_class_"
 LEAST_BYTES, MOST_BYTES = 1 << 20, 10**15
 """Bytes per second of an I/O class: less would stop a guest, and QEMU takes no more."""
@@ -119,6 +119,7 @@ class Config(NamedTuple):
     migration_auto_converge: str = "no"
     migration_timeout_s: int = 0
     migration_at_timeout: str = "abort"
+    backup_rate: int = 0
     fence_command: str = "none"
     fence_timeout_s: int = 120
     io_class_production_bytes: int = 0

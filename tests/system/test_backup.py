@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import signal
 import subprocess
 import threading
 import time
-from typing import List
+from typing import Iterator, List, Set
 
 import pytest
 
@@ -159,3 +161,47 @@ def cut_short(cloud: Cloud, vm: int, seconds: float, how: str) -> bool:
     assert b"None" in node.run([*virsh, "domjobinfo", name], user="oneadmin").stdout
     assert not [name for name in cloud.files(node, cloud.vm_dir(vm)) if "backup" in name or "frozen" in name]
     return caught
+
+
+RATE = 32 << 20
+MOST_MIB = 160
+"""Of a disk: QEMU has begun to copy 64 MiB of it before it is limited."""
+
+
+@pytest.fixture
+def rate(cloud: Cloud) -> Iterator[int]:
+    """Have copies for backups go at a rate; return bytes per second."""
+    conf = cloud.lab.fe.path("/var/lib/one/remotes/etc/semishared.conf")
+    text = conf.read_text()
+    limited, count = re.subn(r"(\[backup\]\n(?:#.*\n)*rate) = none", rf"\1 = {RATE >> 20}M", text)
+    assert count == 1
+    conf.write_text(limited)
+    yield RATE
+    conf.write_text(text)
+
+
+@pytest.mark.skipif(roots.LIBVIRT_7_0, reason="libvirt 7.0 has no backups of running guests")
+def test_copies_of_a_running_guest_go_at_their_rate(cloud: Cloud, rate: int) -> None:
+    data = content("paced", 0, 1024)
+    images = [cloud.data_image(f"paced-{mib}", data * mib, mib) for mib in (MOST_MIB, 1)]
+    vm = cloud.deploy("paced", [{"IMAGE_ID": str(image)} for image in images], context=False)
+    node, name = cloud.lab.node(cloud.oned.vm(vm).last.host.name), cloud.oned.vm(vm).deploy_id
+    ask = ["virsh", "-q", "-c", "qemu:///system", "qemu-monitor-command", name]
+    speeds: Set[int] = set()
+    driver = cloud.lab.fe.popen(
+        argv(cloud, vm, "prebackup_live", "0:1"), user="oneadmin", stdin=subprocess.PIPE
+    )
+    assert driver.stdin
+    driver.stdin.write(vm_xml(cloud, vm, "NONE"))
+    driver.stdin.close()
+    while driver.poll() is None:
+        said = node.run([*ask, '{"execute": "query-block-jobs"}'], user="oneadmin").stdout
+        speeds.update(job["speed"] for job in json.loads(said)["return"])
+    assert driver.returncode == 0
+    assert rate // 2 in speeds and speeds <= {0, rate // 2}, "each of the two has a half"
+    path = f"{cloud.vm_dir(vm)}/backup/disk.0.0"
+    assert cloud.read(path, "qcow2", 1 << 20, (MOST_MIB - 1) << 20, node=node) == data
+    ok(call(cloud, vm, "postbackup_live"))
+    cloud.terminate(vm)
+    for image in images:
+        cloud.oned.image_delete(image)

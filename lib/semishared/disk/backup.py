@@ -193,16 +193,18 @@ def _copy_off(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Inc
         target = _target(staged, disk, increment)
         with opened(found.record, found.path, found.format) as source, standing_back():
             if increment is None or increment.number == 0:
-                qemu_img.convert(source, found.format, target, "qcow2", direct=True, within=within)
+                qemu_img.convert(
+                    source, found.format, target, "qcow2", direct=True, rate=step.rate, within=within
+                )
             else:
                 # `qemu-img info` does not open what is named with all it lies over.
                 size = qemu_img.virtual_size(found.path or source, found.format)
                 qemu_img.create(target, "qcow2", size)
                 if disk in increment.changed and increment.since:
                     active = os.path.realpath(source) if source.startswith("/") else source
-                    storage_daemon.copy_changed(active, increment.since.name, target, within)
+                    storage_daemon.copy_changed(active, increment.since.name, target, within, rate=step.rate)
                 else:
-                    qemu_img.convert_whole(source, found.format, target, within)
+                    qemu_img.convert_whole(source, found.format, target, within, rate=step.rate)
             files.fsync(target)
         point("disk copied")
 
@@ -230,6 +232,7 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk], increment:
             with freeze.resting(step.vm_dir, step.domain, step.freeze):
                 job.begin(targets, since, mark)
                 point("backup job begun")
+            job.limit(targets, step.rate)
             job.wait()
         point("backup job done")
     except BaseException:

@@ -94,7 +94,13 @@ def _before(action: Action, asked: args.Backup, *, live: bool) -> Plan:
         if in_vain:
             action.report.info(in_vain)
         yield from plan.prebackup(
-            asked, vm, xml, _base_path(), live=live, are_one=this_machine.are_one, at=at
+            asked,
+            vm,
+            xml,
+            _base_path(),
+            live=live,
+            are_one=this_machine.are_one,
+            at=at._replace(rate=action.config.backup_rate),
         )
 
 

@@ -246,6 +246,8 @@ class BackUp(Step[None]):
     """How much less CPU priority the copies of a VM that is off have (nice(1))."""
     io_level: int = -1
     """Their level in the best-effort I/O class, 0 to 7; -1: the idle class."""
+    rate: int = 0
+    """Bytes per second at most of all copies together, 0 for no limit."""
     since: Optional[int] = None
     """The increment that is stored, -1 for none: what changed since is left, and the moment marked."""
     chain: int = -1

@@ -179,8 +179,8 @@ def convert(
     `target` supports that. `within`: words of programs that start it (rate_limit.priority).
     """
     shared, limits = ["--force-share"] if share else [], [*FOREIGN, "--"] if foreign else []
-    pace, how = ["-r", str(rate)] if rate else [], _past_the_cache(target) if direct else []
-    argv = [*within, *limits, "qemu-img", "convert", *shared, *pace, *how, *_format(source, source_format)]
+    how = [*_pace(rate), *(_past_the_cache(target) if direct else [])]
+    argv = [*within, *limits, "qemu-img", "convert", *shared, *how, *_format(source, source_format)]
     work([*argv, "-O", target_format, source, target])
 
 
@@ -188,6 +188,10 @@ def convert_over(source: str, source_format: str, target: str, backing: str, bac
     """Write all of the image `source`, zeros too, to the new qcow2 `target` over `backing`."""
     over = ["-B", backing, "-F", backing_format, *_past_the_cache(target)]
     work(["qemu-img", "convert", "-f", source_format, "-O", "qcow2", *over, source, target])
+
+
+def _pace(rate: int) -> list[str]:
+    return ["-r", str(rate)] if rate else []
 
 
 def _past_the_cache(target: str) -> list[str]:
@@ -236,15 +240,17 @@ def grow(path: str, format: str, size: int) -> None:
     work(["qemu-img", "resize", "-q", f"json:{json.dumps(_alone(path, format))}", str(size)])
 
 
-def convert_whole(source: str, source_format: str, target: str, within: Sequence[str] = ()) -> None:
+def convert_whole(
+    source: str, source_format: str, target: str, within: Sequence[str] = (), *, rate: int = 0
+) -> None:
     """Write all of an image, zeros too, to the empty qcow2 file `target` of its size, which has no backing.
 
     Laid over another image of this size later, it hides all of that. QEMU leaves zeros out where a target has
-    them: so it opens this one over a source of data without end.
+    them: so it opens this one over a source of data without end. `rate`, `within` as for `convert`.
     """
     over = f"backing.driver=null-co,backing.size={virtual_size(target, 'qcow2')}"
     named = "driver=qcow2,file.driver=file,file.filename=" + target.replace(",", ",,")
-    how = ["-n", *_past_the_cache(target), *_format(source, source_format)]
+    how = ["-n", *_pace(rate), *_past_the_cache(target), *_format(source, source_format)]
     work([*within, "qemu-img", "convert", *how, "--target-image-opts", source, f"{named},{over}"])
 
 

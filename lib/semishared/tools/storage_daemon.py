@@ -70,11 +70,11 @@ def _line(answers: IO[bytes], left: bytearray, about: str, err: int) -> bytes:
     return line
 
 
-def copy_changed(source: str, bitmap: str, target: str, within: Sequence[str] = ()) -> None:
+def copy_changed(source: str, bitmap: str, target: str, within: Sequence[str] = (), *, rate: int = 0) -> None:
     """Write to the empty qcow2 `target`, of the disk's size, the clusters that a bitmap has.
 
     `source`: the active qcow2 layer, a path or a `json:` name; what the bitmap has in any layer is copied.
-    `within`: words of programs that start the daemon.
+    `within`: words of programs that start the daemon; `rate`: bytes per second, 0 for no limit.
     """
     node = json.loads(source[5:]) if source.startswith("json:") else _file(source)
     with _started(within) as ask:
@@ -92,7 +92,15 @@ def copy_changed(source: str, bitmap: str, target: str, within: Sequence[str] = 
         merged = [{"node": name, "name": bitmap} for name in having]
         ask("block-dirty-bitmap-merge", node="disk", target="changed", bitmaps=merged)
         how = {"sync": "bitmap", "bitmap": "changed", "bitmap_mode": "never"}
-        ask("blockdev-backup", job_id="copy", device="disk", target="copy", auto_dismiss=False, **how)
+        ask(
+            "blockdev-backup",
+            job_id="copy",
+            device="disk",
+            target="copy",
+            speed=rate,
+            **how,
+            auto_dismiss=False,
+        )
         _wait(ask, target)
 
 

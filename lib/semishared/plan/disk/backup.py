@@ -41,10 +41,11 @@ def directory(asked: Backup, base_path: str) -> str:
 
 
 class Priority(NamedTuple):
-    """How the copies of a VM that is off run: CPU priority and I/O level as BackUp has them."""
+    """How copies run, as BackUp has it: CPU priority and I/O level of a VM that is off, bytes per second."""
 
     nice: int = 0
     io_level: int = -1
+    rate: int = 0
 
 
 UNSET = -1
