@@ -347,13 +347,13 @@ BLOCKS: Dict[str, Callable[[Data], str]] = {
     "commit": commit,
     "cluster": cluster,
     "many": functools.partial(plain, prefix="many/"),
-    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("peer", "guests", "hot")},
+    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("peer", "guests", "hot", "backup")},
     **page_actions.BLOCKS,
     **page_pool.BLOCKS,
     **page_shares.BLOCKS,
     **page_choice.BLOCKS,
 }
-APART = ("hot", "releases")
+APART = ("hot", "releases", "backup")
 """Tables of benchmarks that a run without names leaves out: each says of which run it is, and stays until
 there is another.
 """

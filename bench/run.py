@@ -6,7 +6,7 @@
     commit cluster many peer shares
                                           guests pool (that is: orders rebalance devices plain beside moved
                                           memory extents) and, by name alone: options large interference
-                                          hot releases
+                                          hot releases backup
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 All of it ends within 80 minutes (schedule.py). A benchmark that fails has no figures, and the run goes on.
@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import access  # noqa: E402
 import actions  # noqa: E402
+import backups  # noqa: E402
 import choice  # noqa: E402
 import clone  # noqa: E402
 import cluster  # noqa: E402
@@ -90,6 +91,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "peer": peer.peer,
     "shares": access.shares,
     "guests": guests.guests,
+    "backup": backups.backup,
 }
 GROUPS = {"pool": ("orders", "rebalance", "devices", "plain", "beside", "moved", "memory", "extents")}
 """What one name stands for."""
