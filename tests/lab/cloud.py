@@ -420,6 +420,7 @@ class Cloud:
                 or in_use
                 or len(snapshots) > 1
                 or not all(one.startswith("semishared-") for one in snapshots)
+                or any(one.startswith("semishared-backup-") for one in snapshots)
             ):
                 found.append(f"{name}: {in_use} {snapshots}")
         return found

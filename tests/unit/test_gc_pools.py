@@ -116,6 +116,12 @@ def test_images_with_snapshots_are_looked_at_but_for_what_an_action_is_at() -> N
         ("semishared-lent-17", {"watchers": ["10.0.0.1:0/7"]}, "lent", "10.0.0.1"),
         ("semishared-lent-17", {"image": "one-8"}, "", ""),
         ("semishared-undo", {"age": 60}, "snapshot", ""),
+        ("semishared-backup-6-0123456789abcdef-3", {}, "mark", ""),
+        ("semishared-backup-6-0123456789abcdef-3", {"clones": ["one/x"]}, "mark", "one/x"),
+        ("semishared-backup-9-0123456789abcdef-3", {}, "mark", "newer"),
+        ("semishared-backup-5-0123456789abcdef-3", {}, "", ""),
+        ("semishared-backup-6-0123456789abcdef-3", {"image": "one-7-6-0"}, "", ""),
+        ("semishared-backup-6-of-a-later-version", {}, "", ""),
         ("semishared-of-a-later-version", {}, "", ""),
     ],
 )

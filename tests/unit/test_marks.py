@@ -11,12 +11,22 @@ import pytest
 
 from semishared.model.disk import marks
 from semishared.model.disk.marks import FIRST, UNKNOWN, Asked, Mark
+from semishared.model.store import rbd_names
+from semishared.tools import copy_on_read
 
 NAME = marks.name("0123456789abcdef", 3)
 
 
 def mark(number: int = 3, image: int = 7, after: int = UNKNOWN, **more: Any) -> Mark:
     return Mark(number, NAME, image, after, more.get("disks", (0, 1)), more.get("lost", {}))
+
+
+def test_name_of_a_snapshot_says_whose_mark_it_is() -> None:
+    found = rbd_names.backup(23, NAME)
+    assert found == "semishared-backup-23-0123456789abcdef-3"
+    assert rbd_names.backed_up(found) == 23 and rbd_names.is_passing(found)
+    for other in ("7", "semishared-backup-23", "semishared-new", rbd_names.frozen("0" * 32), f"{found}x"):
+        assert rbd_names.backed_up(other) is None
 
 
 def test_the_first_one_is_a_full_backup_that_marks_what_it_can() -> None:
@@ -73,6 +83,44 @@ def test_it_is_read_as_it_is_written_and_what_is_not_understood_is_none() -> Non
         assert marks.from_data(wrong) == ()
     for field, value in (("name", "x"), ("name", NAME + "'/>"), ("disks", ["0"]), ("number", True)):
         assert marks.from_data({**data, "marks": [{**data["marks"][0], field: value}]}) == ()
+
+
+def test_marks_of_disks_on_ceph_are_snapshots_and_no_other_mark_does_for_them() -> None:
+    found = marks.decide((), Asked(FIRST, UNKNOWN, 5), {0: "", 1: "", 2: "it is read-only"}, NAME, {1, 2})
+    assert (found.mark.disks, found.mark.snapshots) == ((0, 1), (1,))
+    since = found.mark._replace(number=3, image=7)
+    again = marks.decide((since,), Asked(3, 7, 7), {0: "", 1: ""}, "new", {1})
+    assert (again.changed, again.whole, again.mark.snapshots) == ((0, 1), {}, (1,))
+    moved = marks.decide((since,), Asked(3, 7, 7), {0: "", 1: ""}, "new", {0})
+    assert (moved.changed, moved.whole) == ((), {0: marks.ELSEWHERE, 1: marks.ELSEWHERE})
+    assert since.without(1, "restored").snapshots == () and since.without(0, "off").snapshots == (1,)
+
+
+def test_notes_of_older_versions_have_bitmaps_alone() -> None:
+    known = mark()._replace(snapshots=(1,))
+    data = {"version": marks.VERSION, "marks": json.loads(json.dumps(marks.to_data((known,))))}
+    assert marks.from_data(data) == (known,)
+    for wrong in ([7], ["1"], 1, [[]]):
+        assert marks.from_data({**data, "marks": [{**data["marks"][0], "snapshots": wrong}]}) == ()
+    del data["marks"][0]["snapshots"]
+    assert marks.from_data(data) == (mark(),)
+
+
+@pytest.mark.parametrize(
+    ("parts", "size", "wanted"),
+    [
+        ([], 1 << 20, []),
+        ([(0, 1)], 1 << 20, [(0, 65536)]),
+        ([(65535, 2)], 1 << 20, [(0, 131072)]),
+        ([(1 << 16, 1 << 16), (0, 512), (512, 512)], 1 << 20, [(0, 65536), (65536, 65536)]),
+        ([(1 << 20, 512), (4 << 20, 1)], (1 << 20) + 1024, [(1 << 20, 1024)]),
+        ([(0, 3 << 20)], 8 << 20, [(0, 1 << 20), (1 << 20, 1 << 20), (2 << 20, 1 << 20)]),
+    ],
+)
+def test_what_changed_is_copied_by_whole_clusters(
+    parts: List[Tuple[int, int]], size: int, wanted: List[Tuple[int, int]]
+) -> None:
+    assert list(copy_on_read.whole_clusters(parts, size)) == wanted
 
 
 # -- a year -----------------------------------------------------------------------------------------

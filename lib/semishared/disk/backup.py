@@ -3,6 +3,7 @@
 
 For a running VM, QEMU runs one backup job over all disks, begun in one transaction. QEMU copies each block
 before the guest overwrites it, so the copies show one moment, and the VM's own layers stay as they are.
+Increments of disks on Ceph are copied from snapshots of that moment, for which the guest stands still.
 Without FS_FREEZE a restored guest finds what a power cut leaves; with FS_FREEZE = AGENT, what a clean unmount
 leaves.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from typing import Callable, Collection, ContextManager
+from typing import Callable, Collection, ContextManager, Sequence
 
 from ..base import room
 from ..errors import MissingImage
@@ -29,7 +30,7 @@ from ..named import NamedTuple
 from ..tools import files, progress, qemu_img, storage_daemon
 from ..tools.effects import point
 from ..tools.rate_limit import priority, standing_back
-from . import backup_marks, records, recovery, vm_dir
+from . import backup_marks, records, recovery, snapshot_marks, vm_dir
 from .epochs import Planned
 from .save_as import opened
 
@@ -93,7 +94,7 @@ def _back_up(
         for disk, why in sorted(increment.whole.items()):
             warn(f"all of disk {disk} is in increment {increment.number}, not what changed alone: {why}")
     changed = increment.changed if increment else ()
-    needed = _needed(disks, changed)
+    needed = _needed(step, disks, increment)
     room.require(step.vm_dir, needed, ask, where=os.path.dirname(staged))
     try:
         with files.enough_space(staged):
@@ -120,12 +121,16 @@ def _back_up(
         raise
 
 
-def _needed(disks: dict[int, _Disk], changed: Collection[int]) -> int:
+def _needed(step: BackUp, disks: dict[int, _Disk], increment: Increment | None) -> int:
     """Return how many bytes the copies take at most; what changed lies in a disk's own layers."""
     needed = room.LITTLE
+    since = increment.since if increment else None
     for number, found in disks.items():
-        if number in changed:
-            needed += sum(map(files.allocated, backup_marks.own_layers(found.record)))
+        if increment and since and number in increment.changed:
+            if number in since.snapshots:
+                needed += snapshot_marks.changed_bytes(step.vm, found.record, since.name)
+            else:
+                needed += sum(map(files.allocated, backup_marks.own_layers(found.record)))
             continue
         with opened(found.record, found.path, found.format) as source:
             needed += qemu_img.measure(source, found.format)
@@ -148,14 +153,15 @@ def _increment(step: BackUp, disks: dict[int, _Disk]) -> Increment | None:
     asked = Asked(step.since, step.chain, step.newest)
     able = {number: backup_marks.refused(found.record) for number, found in disks.items()}
     name = model.name(os.urandom(8).hex(), asked.number)
-    increment = model.decide(marks, asked, able, name)
+    on_ceph = [number for number, found in disks.items() if found.record.network]
+    increment = model.decide(marks, asked, able, name, on_ceph)
     backup_marks.write(step.vm_dir, tuple(one for one in (increment.since, increment.mark) if one))
     _drop_marks(step, disks, [increment.since.name] if increment.since else [])
-    unusable = dict.fromkeys(_unusable(step, disks, increment), UNUSABLE)
-    return increment.with_whole(unusable)
+    return increment.with_whole(_unusable(step, disks, increment))
 
 
 def _drop_marks(step: BackUp, disks: dict[int, _Disk], keep: Collection[str]) -> None:
+    snapshot_marks.drop_all(step.vm, step.vm_dir, keep)
     if step.domain:
         from ..guest import marks
 
@@ -165,18 +171,28 @@ def _drop_marks(step: BackUp, disks: dict[int, _Disk], keep: Collection[str]) ->
         backup_marks.drop(found.record, keep)
 
 
-def _unusable(step: BackUp, disks: dict[int, _Disk], increment: Increment) -> list[int]:
-    """Return the disks whose marks are not whole."""
-    if not increment.since or not increment.changed:
-        return []
-    name = increment.since.name
+def _unusable(step: BackUp, disks: dict[int, _Disk], increment: Increment) -> dict[int, str]:
+    """Return the disks whose marks are not whole, and why."""
+    if not increment.since:
+        return {}
+    name, snapshots = increment.since.name, increment.since.snapshots
+    marked = {disk: disks[disk] for disk in increment.changed}
+    on_ceph = {disk: found.record for disk, found in marked.items() if disk in snapshots}
+    gone = [disk for disk, record in on_ceph.items() if not snapshot_marks.is_there(step.vm, record, name)]
+    with_bitmaps = {disk: found for disk, found in marked.items() if disk not in snapshots}
     if not step.domain:
-        return [disk for disk in increment.changed if not backup_marks.is_whole(disks[disk].record, name)]
-    from ..guest import marks
+        broken = [
+            disk for disk, found in with_bitmaps.items() if not backup_marks.is_whole(found.record, name)
+        ]
+    elif with_bitmaps:
+        from ..guest import marks
 
-    devices = _devices(step, {disk: disks[disk] for disk in increment.changed})
-    valid = marks.define(step.domain, name, devices.values())
-    return [disk for disk, device in devices.items() if device not in valid]
+        devices = _devices(step, with_bitmaps)
+        valid = marks.define(step.domain, name, devices.values())
+        broken = [disk for disk, device in devices.items() if device not in valid]
+    else:
+        broken = []
+    return {**dict.fromkeys(gone, snapshot_marks.GONE), **dict.fromkeys(broken, UNUSABLE)}
 
 
 def _target(staged: str, disk: int, increment: Increment | None) -> str:
@@ -185,11 +201,18 @@ def _target(staged: str, disk: int, increment: Increment | None) -> str:
 
 def _copy_off(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Increment | None) -> None:
     """Copy disks that no guest has open; what is copied is what is marked."""
+    snapshots = _on_ceph(disks, increment)
     if increment:
         for disk in increment.mark.disks:
-            backup_marks.add(disks[disk].record, increment.mark.name)
+            if disk not in snapshots:
+                backup_marks.add(disks[disk].record, increment.mark.name)
+        with snapshot_marks.marking(step.vm, snapshots, increment.mark.name) as mark:
+            mark()
     within = priority(step.nice, step.io_level)
+    _copy_snapshots(step, staged, snapshots, increment, within)
     for disk, found in disks.items():
+        if disk in snapshots:
+            continue
         target = _target(staged, disk, increment)
         with opened(found.record, found.path, found.format) as source, standing_back():
             if increment is None or increment.number == 0:
@@ -209,10 +232,40 @@ def _copy_off(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Inc
         point("disk copied")
 
 
+def _on_ceph(disks: dict[int, _Disk], increment: Increment | None) -> dict[int, Record]:
+    """Return the disks of an increment that are marked by snapshots."""
+    return {disk: disks[disk].record for disk in increment.mark.snapshots} if increment else {}
+
+
+def _copy_snapshots(
+    step: BackUp,
+    staged: str,
+    snapshots: dict[int, Record],
+    increment: Increment | None,
+    within: Sequence[str],
+) -> None:
+    for disk, record in snapshots.items() if increment else ():
+        assert increment
+        target = _target(staged, disk, increment)
+        with standing_back():
+            snapshot_marks.copy(step.vm, disk, record, increment, target, within, step.rate)
+            files.fsync(target)
+        point("disk copied")
+
+
+def _rest(step: BackUp, disks: dict[int, _Disk], snapshots: dict[int, Record]) -> str:
+    """Return how the guest rests: snapshots are made one after another, and of one moment all the same."""
+    if not snapshots or len(disks) == 1:
+        return step.freeze
+    return {"NONE": "SUSPEND", "AGENT": freeze.BOTH}.get(step.freeze, step.freeze)
+
+
 def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Increment | None) -> None:
-    devices = _devices(step, disks)
+    devices, snapshots = _devices(step, disks), _on_ceph(disks, increment)
     targets = {}
     for disk, device in devices.items():
+        if disk in snapshots:
+            continue
         target = _target(staged, disk, increment)
         # libvirt would create it as root, and QEMU, which runs as another user, could not open it.
         qemu_img.create(target, "qcow2", block_jobs.capacity(step.domain, device))
@@ -223,18 +276,27 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk], increment:
         from ..guest import marks
 
         if increment.since:
-            since = {devices[disk]: increment.since.name for disk in increment.changed}
-        marked = [devices[disk] for disk in increment.mark.disks]
+            changed = [disk for disk in increment.changed if disk not in snapshots]
+            since = {devices[disk]: increment.since.name for disk in changed}
+        marked = [devices[disk] for disk in increment.mark.disks if disk not in snapshots]
         others = set(domain.disks(step.domain)) - set(marked)
         mark = marks.checkpoint(increment.mark.name, marked, sorted(others)) if marked else ""
     try:
+        name = increment.mark.name if increment else ""
         with backup_job.listening(step.domain) as job:
-            with freeze.resting(step.vm_dir, step.domain, step.freeze):
-                job.begin(targets, since, mark)
-                point("backup job begun")
-            job.limit(targets, step.rate)
-            job.wait()
+            with (
+                snapshot_marks.marking(step.vm, snapshots, name) as take,
+                freeze.resting(step.vm_dir, step.domain, _rest(step, disks, snapshots)),
+            ):
+                take()
+                if targets:
+                    job.begin(targets, since, mark)
+                    point("backup job begun")
+            if targets:
+                job.limit(targets, step.rate)
+                job.wait()
         point("backup job done")
+        _copy_snapshots(step, staged, snapshots, increment, ())
     except BaseException:
         _end_job(step.domain, step.directory)
         raise

@@ -52,7 +52,7 @@ def lose(vm_dir: str, disk: int | None, why: str) -> None:
 def refused(record: Record) -> str:
     """Return why a disk cannot have a mark, '' if it can."""
     if record.network:
-        return "it is on Ceph"
+        return "it is read-only" if record.readonly else ""
     if record.format != "qcow2":
         return f"its format is {record.format}, which has no marks"
     if record.readonly:
@@ -62,7 +62,7 @@ def refused(record: Record) -> str:
     return "" if version >= 3 else f"it is qcow2 of version {version}, which has no marks"
 
 
-def leave(vm_dir: str, record: Record) -> None:
+def leave(vm: int, vm_dir: str, record: Record) -> None:
     """Leave no mark in an image that its VM lets go of: a guest that has it later would write to it.
 
     An image that cannot be written to keeps it: that stops no removal.
@@ -71,9 +71,17 @@ def leave(vm_dir: str, record: Record) -> None:
         return
     from ..tools.hung_store import unless_it_hangs
 
+    def leave_none() -> None:
+        if record.network:
+            from . import snapshot_marks
+
+            snapshot_marks.drop(vm, record)
+        else:
+            drop(record)
+
     try:
         # Its store may be away, for which no removal waits.
-        unless_it_hangs(lambda: drop(record), None)
+        unless_it_hangs(leave_none, None)
     except (SemisharedError, OSError):
         pass
 

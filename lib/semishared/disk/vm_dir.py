@@ -238,7 +238,7 @@ def remove_disk(
             "" if done else retained_diffs.keep(disk, record) if record else retained_diffs.keep_unknown(disk)
         )
         if record:
-            backup_marks.leave(disk.vm_dir, record)
+            backup_marks.leave(disk.vm, disk.vm_dir, record)
         _unlink_disk(disk)
         if not noted:
             _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned, must=True)

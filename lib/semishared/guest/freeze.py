@@ -3,6 +3,7 @@
 
     AGENT              the agent flushes and freezes the file systems: what a clean unmount leaves
     SUSPEND            libvirt stops the guest for the moment: what a power cut leaves
+    AGENT-AND-SUSPEND  both, one after the other: nothing is written meanwhile, also past the file systems
     AGENT-OR-SUSPEND   the first that works; if neither does, the guest goes on, and the reason is reported
     NONE               the guest goes on
 
@@ -43,6 +44,7 @@ LOCK_S = 90
 PYTHON = "/usr/bin/python3"
 WATCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "freeze_watch.py")
 ANY = "AGENT-OR-SUSPEND"
+BOTH = "AGENT-AND-SUSPEND"
 NO_AGENT = "agent is not configured"
 NOT_ASKED = (NO_AGENT, "agent is not connected")
 """libvirt's errors when it could not even ask the agent."""
@@ -155,7 +157,11 @@ def _check_noted(directory: str, name: str, token: str) -> None:
 
 
 def _begin(directory: str, name: str, how: str, what: dict[str, str]) -> Rest:
-    """Stop the guest in the first way that works; the note holds `what`, too."""
+    """Stop the guest in the first way that works, or in both; the note holds `what`, too."""
+    if how == BOTH:
+        found = _begin(directory, name, "AGENT", what)
+        _freeze(directory, name, "SUSPEND", what)
+        return found._replace(how=BOTH)
     why = ""
     for way in ("AGENT", "SUSPEND") if how == ANY else (how,):
         try:

@@ -16,6 +16,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
+    Collection,
     ContextManager,
     Dict,
     Iterable,
@@ -343,6 +344,23 @@ class Bridged(Store, Protocol):
 
     def drop_snapshot(self, image: ImageRef, snapshot: int) -> Dropped:
         """Remove such a snapshot by its id; return whether it is `removed`."""
+
+    # -- marks for backups (model/disk/marks.py), snapshots of an image: hosts make them ---------------
+
+    def marking(self, image: ImageRef, vm: int, mark: str) -> ContextManager[Callable[[], None]]:
+        """Open an image, and yield what makes the mark: at once, as a guest rests meanwhile."""
+
+    def has_mark(self, image: ImageRef, vm: int, mark: str) -> bool:
+        """Return True if an image has the mark."""
+
+    def marked(self, network: NetworkDisk, vm: int, mark: str) -> NetworkDisk:
+        """Return how QEMU reads what a disk held when it was marked."""
+
+    def changed(self, image: ImageRef, vm: int, since: str, mark: str = "") -> List[Tuple[int, int]]:
+        """Return offset and length of what may have changed between two marks, or since one."""
+
+    def drop_marks(self, image: ImageRef, vm: int, keep: Collection[str] = ()) -> None:
+        """Remove all marks of a VM from an image but some."""
 
 
 def _dir(access: Access) -> Store:

@@ -179,14 +179,14 @@ def convert(
     `target` supports that. `within`: words of programs that start it (rate_limit.priority).
     """
     shared, limits = ["--force-share"] if share else [], [*FOREIGN, "--"] if foreign else []
-    how = [*_pace(rate), *(_past_the_cache(target) if direct else [])]
+    how = [*_pace(rate), *(past_the_cache(target) if direct else [])]
     argv = [*within, *limits, "qemu-img", "convert", *shared, *how, *_format(source, source_format)]
     work([*argv, "-O", target_format, source, target])
 
 
 def convert_over(source: str, source_format: str, target: str, backing: str, backing_format: str) -> None:
     """Write all of the image `source`, zeros too, to the new qcow2 `target` over `backing`."""
-    over = ["-B", backing, "-F", backing_format, *_past_the_cache(target)]
+    over = ["-B", backing, "-F", backing_format, *past_the_cache(target)]
     work(["qemu-img", "convert", "-f", source_format, "-O", "qcow2", *over, source, target])
 
 
@@ -194,7 +194,7 @@ def _pace(rate: int) -> list[str]:
     return ["-r", str(rate)] if rate else []
 
 
-def _past_the_cache(target: str) -> list[str]:
+def past_the_cache(target: str) -> list[str]:
     """Return qemu-img's options for direct writes, [] if the file system of `target` refuses them.
 
     The kernel's own write-back of the page cache belongs to no I/O class.
@@ -250,7 +250,7 @@ def convert_whole(
     """
     over = f"backing.driver=null-co,backing.size={virtual_size(target, 'qcow2')}"
     named = "driver=qcow2,file.driver=file,file.filename=" + target.replace(",", ",,")
-    how = ["-n", *_pace(rate), *_past_the_cache(target), *_format(source, source_format)]
+    how = ["-n", *_pace(rate), *past_the_cache(target), *_format(source, source_format)]
     work([*within, "qemu-img", "convert", *how, "--target-image-opts", source, f"{named},{over}"])
 
 

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks for backups that carry only what changed: what a VM's disks had when an increment was made.
 
-A mark is a bitmap of QEMU's in a disk's qcow2 layers, from the moment of one backup on. oned raises
-LAST_INCREMENT_ID only when the backup driver has stored the increment, so after any failure it asks for the
-same one again: two marks live, that of the last stored increment and that of the next.
+A mark is a bitmap of QEMU's in a disk's qcow2 layers, from the moment of one backup on; of a disk on Ceph, a
+snapshot of that moment. oned raises LAST_INCREMENT_ID only when the backup driver has stored the increment,
+so after any failure it asks for the same one again: two marks live, that of the last stored increment and
+that of the next.
 
-QEMU and libvirt know a bitmap by its name alone. So each mark has a name that no other ever had, and an
-action that changes a disk otherwise than through its QEMU, or by copying its files, takes it out of all marks
-before its first step (`without`). A disk without a mark gets a *whole* increment, zeros too.
+QEMU and libvirt know a bitmap by its name alone, and a snapshot is found by it. So each mark has a name that
+no other ever had, and an action that changes a disk otherwise than through its QEMU, or by copying its files,
+takes it out of all marks before its first step (`without`). A disk without a mark gets a *whole* increment,
+zeros too.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, Collection, Mapping, Optional, Tuple
 
 from ...named import NamedTuple
 
@@ -61,9 +63,11 @@ class Mark(NamedTuple):
     after: int
     """The image is newer than this one: oned counts upwards."""
     disks: Tuple[int, ...]
-    """Whose bitmaps have recorded every write since."""
+    """Whose bitmaps have recorded every write since, or whose snapshots show that moment."""
     lost: Mapping[int, str]
     """Why another disk has none."""
+    snapshots: Tuple[int, ...] = ()
+    """Those of `disks` that have a snapshot."""
 
     def is_of(self, asked: Asked) -> bool:
         """Tell whether what oned has stored last is this increment."""
@@ -74,7 +78,8 @@ class Mark(NamedTuple):
         """Return the mark without a disk, or without all (None)."""
         gone = [one for one in self.disks if disk in (None, one)]
         kept = tuple(one for one in self.disks if one not in gone)
-        return self._replace(disks=kept, lost={**self.lost, **dict.fromkeys(gone, why)})
+        snapshots = tuple(one for one in self.snapshots if one in kept)
+        return self._replace(disks=kept, lost={**self.lost, **dict.fromkeys(gone, why)}, snapshots=snapshots)
 
 
 Marks = Tuple[Mark, ...]
@@ -95,30 +100,40 @@ class Increment(NamedTuple):
     """That of this increment."""
 
     def with_whole(self, disks: Mapping[int, str]) -> Increment:
-        """Return the same with other disks whole too, as their bitmaps turned out to be of no use."""
+        """Return the same with other disks whole too, as their marks turned out to be of no use."""
         changed = tuple(disk for disk in self.changed if disk not in disks)
         return self._replace(changed=changed, whole={**self.whole, **disks})
 
 
-def decide(marks: Marks, asked: Asked, disks: Mapping[int, str], new_name: str) -> Increment:
-    """Return how the increment is made; `disks`: why each cannot have a mark, '' if it can."""
+def decide(
+    marks: Marks, asked: Asked, disks: Mapping[int, str], new_name: str, on_ceph: Collection[int] = ()
+) -> Increment:
+    """Return how the increment is made; `disks`: why each cannot have a mark, '' if it can.
+
+    `on_ceph`: those of which a mark is a snapshot.
+    """
     since = next((mark for mark in marks if mark.is_of(asked)), None) if asked.since != FIRST else None
     whole, changed = {}, []
     for disk, why in disks.items() if asked.since != FIRST else ():
         lost = since.lost.get(disk, NOT_THEN) if since else NO_MARK.format(asked.since)
         if since and disk in since.disks and not why:
-            changed.append(disk)
+            if (disk in since.snapshots) == (disk in on_ceph):
+                changed.append(disk)
+            else:
+                whole[disk] = ELSEWHERE
         else:
             whole[disk] = why or lost
     marked = tuple(disk for disk, why in disks.items() if not why)
     lost_at_once = {disk: why for disk, why in disks.items() if why}
     of_image = asked.image if asked.since != FIRST else UNKNOWN
-    mark = Mark(asked.number, new_name, of_image, asked.newest, marked, lost_at_once)
+    snapshots = tuple(disk for disk in marked if disk in on_ceph)
+    mark = Mark(asked.number, new_name, of_image, asked.newest, marked, lost_at_once, snapshots)
     kept = since._replace(image=asked.image) if since else None
     return Increment(asked.number, kept, tuple(changed), whole, mark)
 
 
 NOT_THEN = "it was in no backup of this chain"
+ELSEWHERE = "it was on another kind of store then"
 NO_MARK = "this host knows no mark of increment {}"
 
 
@@ -127,7 +142,10 @@ NO_MARK = "this host knows no mark of increment {}"
 
 def to_data(marks: Marks) -> Any:
     lost = [{str(disk): why for disk, why in mark.lost.items()} for mark in marks]
-    return [{**mark._asdict(), "disks": list(mark.disks), "lost": why} for mark, why in zip(marks, lost)]
+    return [
+        {**mark._asdict(), "disks": list(mark.disks), "snapshots": list(mark.snapshots), "lost": why}
+        for mark, why in zip(marks, lost)
+    ]
 
 
 def from_data(data: object) -> Marks:
@@ -145,8 +163,14 @@ def from_data(data: object) -> Marks:
 
 
 def _mark(data: Mapping[str, Any]) -> Mark:
+    # Notes of older versions have bitmaps alone.
+    snapshots = tuple(data.get("snapshots", ()))
     numbers = (data["number"], data["image"], data["after"], *data["disks"])
     if not all(type(number) is int for number in numbers) or not is_name(data["name"]):
         raise ValueError
+    if not set(snapshots) <= set(data["disks"]):
+        raise ValueError
     lost = {int(disk): str(why) for disk, why in data["lost"].items()}
-    return Mark(data["number"], data["name"], data["image"], data["after"], tuple(data["disks"]), lost)
+    return Mark(
+        data["number"], data["name"], data["image"], data["after"], tuple(data["disks"]), lost, snapshots
+    )

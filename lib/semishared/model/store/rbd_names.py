@@ -5,7 +5,7 @@ one-<image>                           an image, and
 one-<image>-<vm>-<disk>               a clone of it for a disk: OpenNebula's own names
 one-<image>-rescued-<random>          made of a kept disk of the image (semishared commit --as-new-image)
     @semishared-<generation>  @semishared-new  @semishared-lent-<id>  @semishared-old-<x>  @semishared-undo
-    @semishared-saved
+    @semishared-saved  @semishared-backup-<vm>-<random>-<increment>
 <either>.semishared-<random>          one that is being made
 <either>.semishared-changing          one whose content is being replaced
 """
@@ -25,6 +25,7 @@ UNDO = f"{OURS}undo"
 SAVED = f"{OURS}saved"
 OLD = f"{OURS}old-"
 LENT = f"{OURS}lent-"
+BACKUP = f"{OURS}backup-"
 MADE = "semishared_made"
 """Key of an image's metadata: which image of which datastore we made it for."""
 
@@ -144,6 +145,20 @@ def is_lent(snapshot: str) -> bool:
 def lent(snapshot: int) -> str:
     """Return the name under which guests read a snapshot whose content has no hash yet."""
     return f"{LENT}{snapshot}"
+
+
+def backup(vm: int, mark: str) -> str:
+    """Return the name of the snapshot that is a mark of a VM's disk (model/disk/marks.py), ss-RANDOM-NUMBER.
+
+    An image in place may be of several VMs, one after the other.
+    """
+    return f"{BACKUP}{vm}-{mark.partition('-')[2]}"
+
+
+def backed_up(snapshot: str) -> Optional[int]:
+    """Return the VM for whose backups a snapshot is a mark, None for another snapshot."""
+    match = re.match(r"semishared-backup-([0-9]{1,9})-[0-9a-f]{16}-[0-9]{1,9}\Z", snapshot)
+    return int(match.group(1)) if match else None
 
 
 def set_aside(random: str) -> str:

@@ -94,6 +94,8 @@ snapshot: `POOL/one-I@semishared-undo`, `-saved`, `-old-<x>`
     -> the change is over, no image is being made of which it might be the source, and no clone depends on it
 lent: `POOL/one-I@semishared-lent-<id>`
     -> no VM of oned has the image, and no client has it open
+mark: `POOL/one-I@semishared-backup-VM-<x>`
+    -> oned does not know the VM, for whose backups it was made
 """
 """`kind: what it is -> when it is left over`; docs/reference/cli.md has the rows as a table."""
 LOCK_S = 2 * 86400

@@ -16,7 +16,13 @@ from ...model.share import names as share_names
 from ...model.share.share import Tree
 from ...model.share.steps import HeldKey, ListedShare, RemoveShare, TakeKeys
 from ...model.store import rbd_names
-from ...model.store.image_steps import DropSnapshot, PassingSnapshots, RemoveImage, StoredImage
+from ...model.store.image_steps import (
+    DropSnapshot,
+    PassingSnapshot,
+    PassingSnapshots,
+    RemoveImage,
+    StoredImage,
+)
 from ..image import images
 from .gc import Finding, Known
 
@@ -114,6 +120,8 @@ def snapshots(
     for name, data in sorted(found.items()):
         said, source = rbd_names.named(name), pool.source(name)
         for number, snapshot in sorted(data.snapshots.items()):
+            if rbd_names.backed_up(snapshot.name) is not None:
+                yield from _mark(pool, name, int(number), snapshot, known)
             kind = next((kind for kind in REASONS if snapshot.name.startswith(kind)), "")
             if said is None or not kind or (kind == rbd_names.LENT and source not in known.idle):
                 continue
@@ -126,6 +134,17 @@ def snapshots(
             name_of, step = f"{source}@{snapshot.name}", DropSnapshot(image, int(number))
             what = "lent" if kind == rbd_names.LENT else "snapshot"
             yield _left(pool.machine, what, name_of, REASONS[kind], keep, step, 0, snapshot.age)
+
+
+def _mark(pool: Pool, name: str, number: int, snapshot: PassingSnapshot, known: Known) -> Iterator[Finding]:
+    """Yield a mark for backups of a VM that is gone; those in its clone go with that."""
+    said, vm, source = rbd_names.named(name), rbd_names.backed_up(snapshot.name), pool.source(name)
+    if said is None or vm is None or vm in known.vms or source not in known.stored:
+        return
+    keep = known.why_not(vm) or (f"{snapshot.clones[0]} is a clone of it" if snapshot.clones else "")
+    step = DropSnapshot(images.ref_at(pool.store, pool.access, said.image, source), number)
+    reason = f"VM {vm}, for whose backups it was made, is not known to oned"
+    yield _left(pool.machine, "mark", f"{source}@{snapshot.name}", reason, keep, step, 0, snapshot.age)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@
           @semishared-lent-<id>   the same content under a lasting name, which guests read (remote-first)
           @semishared-old-<x>     a former generation that still has clones
           @semishared-undo        the image before the running change
+          @semishared-backup-<x>  a mark for the backups of a VM (store/rbd/marks.py)
     one-35.semishared-changing    the image while its content is replaced (store/rbd/claim.py)
     one-35-23-1                   its clone for disk 1 of VM 23
 

@@ -33,10 +33,11 @@ from . import pool as rbd_pool
 from . import snapshots as rbd_snapshots
 from .commit import RbdDiffs
 from .content import RbdContent
+from .marks import RbdMarks
 from .pool import RbdDraft
 
 
-class RbdStore(RbdDiffs):
+class RbdStore(RbdDiffs, RbdMarks):
     """A pool of a Ceph cluster."""
 
     def __init__(self, access: Access) -> None:

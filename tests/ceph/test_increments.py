@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Increments of a VM with disks on Ceph and on its host: each restores what the guest had written, and shows
+one moment of all its disks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Set
+
+import pytest
+
+from increments.kept import KIB, Kept, Model
+from lab.ceph import POOL, Cluster
+from lab.cloud import RBD_STORE, Cloud
+from lab.guest import content
+
+MIB = 16
+DATA = content("base", 0, 64)
+PLACES: Dict[str, Dict[str, Any]] = {
+    "in-place": {},
+    "store-clone": {"SEMISHARED_PLACE": "shared"},
+    "overlay": {},
+}
+"""Disks 1 to 3; disk 4 is a volatile one."""
+TARGETS = {"in-place": "vdb", "store-clone": "vdc", "overlay": "vdd", "volatile": "vde"}
+GONE = "its snapshot of that increment is gone"
+
+
+@pytest.fixture(autouse=True)
+def only_this_test(cloud: Cloud) -> Iterator[None]:
+    yield
+    cloud.delete_all()
+
+
+class Mixed:
+    """The VM, and its backups."""
+
+    def __init__(self, cloud: Cloud, os_image: int, where: Path, name: str) -> None:
+        self.cloud = cloud
+        self.images = {
+            place: cloud.data_image(
+                f"{name}-{place}", DATA, MIB, persistent=place == "in-place", store=RBD_STORE, **attributes
+            )
+            for place, attributes in PLACES.items()
+        }
+        disks: List[Dict[str, str]] = [{"IMAGE_ID": str(os_image)}]
+        disks += [{"IMAGE_ID": str(image)} for image in self.images.values()]
+        disks.append({"TYPE": "fs", "SIZE": str(MIB), "FORMAT": "qcow2"})
+        self.vm = cloud.deploy(name, disks, context=False)
+        self.numbers = {place: number for number, place in enumerate(TARGETS, 1)}
+        firsts = {place: DATA if place in PLACES else b"" for place in TARGETS}
+        self.model = Model(
+            cloud,
+            self.vm,
+            {target: (self.numbers[place], MIB, firsts[place]) for place, target in TARGETS.items()},
+        )
+        self.kept = Kept(self.model, where)
+
+    @property
+    def other(self) -> str:
+        return "h2" if self.cloud.oned.vm(self.vm).last.host.name == "h1" else "h1"
+
+    def marks(self) -> Dict[str, int]:
+        """Return how many marks each image of the VM has in the pool."""
+        found = {
+            name: sum(snap["name"].startswith(f"semishared-backup-{self.vm}-") for snap in image["snaps"])
+            for name, image in self.cloud.lab.ceph.images().items()
+        }
+        return {name: count for name, count in found.items() if count}
+
+    def backed_up(self, **how: Any) -> Set[str]:
+        """Make the next backup; return the places of the disks of which all is in it."""
+        self.kept.back_up(**how)
+        return {place for place, number in self.numbers.items() if number in self.kept.whole[-1]}
+
+
+@pytest.mark.fault(90, "an increment of a disk on Ceph has what changed alone")
+def test_increments_of_a_vm_with_disks_on_ceph(
+    cloud: Cloud, ceph: Cluster, os_image: int, tmp_path: Path
+) -> None:
+    mixed = Mixed(cloud, os_image, tmp_path, "increments")
+    kept, write, vm, oned = mixed.kept, mixed.model.write, mixed.vm, cloud.oned
+    write("zero", 32, 16)
+    assert mixed.backed_up() == set()
+    for number, freeze in enumerate(("NONE", "SUSPEND"), 1):
+        write(f"inc{number}", 1024 * number, 128)
+        assert mixed.backed_up(freeze=freeze) == set()
+    assert sorted(mixed.marks().values()) == [2, 2]
+    # The store fails: oned asks for the same again.
+    write("lost", 4096, 64)
+    kept.back_up(stores=False)
+    write("after", 5120, 64)
+    assert mixed.backed_up() == set()
+    assert sorted(mixed.marks().values()) == [2, 2]
+    assert max(kept.sizes[-1].values()) < 1024, kept.sizes[-1]
+    # Off, and on again.
+    write("before-off", 6144, 64)
+    oned.vm_poweroff(vm, hard=True)
+    assert mixed.backed_up(live=False) == set()
+    oned.vm_resume(vm)
+    write("on-again", 512, 64)
+    assert mixed.backed_up() == set()
+    # Elsewhere, with the guest running and without; larger.
+    write("before", 7168, 64)
+    oned.vm_migrate(vm, mixed.other, how="live")
+    write("moved", 7424, 64)
+    assert mixed.backed_up() == set()
+    for place in ("in-place", "store-clone"):
+        oned.disk_resize(vm, mixed.numbers[place], MIB + 4)
+        mixed.model.grow(TARGETS[place], MIB + 4)
+    write("grown", 8192, 64)
+    assert mixed.backed_up() == set()
+    oned.vm_undeploy(vm, hard=True)
+    oned.vm_deploy(vm, mixed.other, oned.vm(vm).last.ds_id)
+    write("deployed", 9216, 64)
+    assert mixed.backed_up() == set()
+    # Back to a snapshot of before the mark: what the disk has then is content of before, and Ceph's marks of
+    # it are gone.
+    oned.vm_poweroff(vm, hard=True)
+    oned.disk_snapshot_create(vm, mixed.numbers["in-place"], "kept")
+    held = mixed.model.held()
+    oned.vm_resume(vm)
+    write("given-up", 10240, 64)
+    assert mixed.backed_up() == set()
+    oned.vm_poweroff(vm, hard=True)
+    oned.disk_snapshot_revert(vm, mixed.numbers["in-place"], 0)
+    mixed.model.is_again(TARGETS["in-place"], held)
+    oned.disk_snapshot_delete(vm, mixed.numbers["in-place"], 0)
+    oned.vm_resume(vm)
+    write("back", 11264, 64)
+    assert mixed.backed_up() == {"in-place"}
+    assert GONE in kept.whole[-1][mixed.numbers["in-place"]]
+    write("next", 11520, 64)
+    assert mixed.backed_up() == set()
+    kept.check()
+    cloud.terminate(vm)
+    assert mixed.marks() == {} and cloud.left_in_pool() == [] and cloud.leftovers() == []
+    source = cloud.source(mixed.images["in-place"]).removeprefix(f"{POOL}/")
+    oned.image_delete(mixed.images["in-place"])
+    assert source not in ceph.images()
+
+
+SLOTS = (MIB - 1) * 256
+"""Of 4 KiB each, from 1 MiB on."""
+
+
+class Sequence:
+    """A guest that writes one block after another, to one disk and to the other in turn."""
+
+    def __init__(self, mixed: Mixed, places: List[str]) -> None:
+        self._guest, self._places = mixed.cloud.guest(mixed.vm), places
+        self.written, self.ends = 0, False
+        self.failed: List[BaseException] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self.ends and self.written < SLOTS * len(self._places):
+                place, offset = self._at(self.written)
+                self._guest.write(TARGETS[place], f"seq-{place}", offset, 4)
+                self.written += 1
+        except BaseException as e:  # noqa: BLE001 - shown by the test
+            self.failed.append(e)
+
+    def _at(self, number: int) -> tuple[str, int]:
+        return self._places[number % len(self._places)], 1024 + number // len(self._places) * 4
+
+    def __enter__(self) -> Sequence:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ends = True
+        self._thread.join(120)
+
+    def reached(self, disks: Dict[str, bytes]) -> List[int]:
+        """Return which of the blocks are in copies of the disks."""
+        found = []
+        for number in range(self.written + 1):
+            place, offset = self._at(number)
+            if disks[place][offset * KIB : (offset + 4) * KIB] == content(f"seq-{place}", offset, 4):
+                found.append(number)
+        return found
+
+
+@pytest.mark.fault(91, "a backup of disks on Ceph and on a host shows one moment of all of them")
+def test_backup_of_a_mixed_vm_shows_one_moment_of_all_its_disks(
+    cloud: Cloud, os_image: int, tmp_path: Path
+) -> None:
+    mixed = Mixed(cloud, os_image, tmp_path, "moment")
+    places = ["volatile", "in-place", "overlay", "store-clone"]
+    with Sequence(mixed, places) as sequence:
+        for _ in range(4):
+            so_far = sequence.written
+            while sequence.written < so_far + 8 and not sequence.failed:
+                time.sleep(0.05)
+            mixed.kept.back_up()
+        last = sequence.written
+    assert not sequence.failed, sequence.failed
+    assert mixed.kept.whole == [{}] * 4
+    reached = []
+    for increment in range(4):
+        disks = {place: mixed.kept.restored(increment, mixed.numbers[place]) for place in places}
+        found = sequence.reached(disks)
+        assert found == list(range(len(found))), f"increment {increment}: {found[-20:]}"
+        reached.append(len(found))
+    assert reached == sorted(set(reached)) and reached[0] > 0 and reached[-1] < last, (reached, last)
