@@ -3,18 +3,31 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Optional
 
 from semishared.disk import backup, epochs
 from semishared.model import steps as s
+from semishared.tools import copy_on_read, qemu_img
 from tools.world import MiB, World, qemu_io
 
 RATE = 8 * MiB
 CHANGED_MIB = 12
 LEAST_S = CHANGED_MIB * MiB / RATE / 2
 """Half of what it takes: a limit counts what has been copied before it waits."""
+
+
+def test_what_changed_is_read_at_its_rate(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(os.urandom(CHANGED_MIB * MiB))
+    qemu_img.create(str(target), "qcow2", CHANGED_MIB * MiB)
+    node = {"driver": "raw", "file": {"driver": "file", "filename": str(source)}}
+    began = time.monotonic()
+    copy_on_read.copy(node, str(target), [(0, CHANGED_MIB * MiB)], rate=RATE)
+    assert time.monotonic() - began > LEAST_S
+    assert target.stat().st_size > CHANGED_MIB * MiB
 
 
 def test_copies_of_a_vm_that_is_off_go_at_their_rate(world: World) -> None:

@@ -54,8 +54,9 @@ def copy(
     for number, (offset, length) in enumerate(
         whole_clusters(parts, qemu_img.virtual_size(target, "qcow2")), 1
     ):
-        lines.append(f"aio_read -q {offset} {length}\n")
-        if number % AT_ONCE == 0:
+        # QEMU lets go at once what a limit holds back when it is to wait for all of it.
+        lines.append(f"{'read' if rate else 'aio_read'} -q {offset} {length}\n")
+        if number % AT_ONCE == 0 and not rate:
             lines.append("aio_flush\n")
     file = {"driver": "file", "filename": target}
     below, limits = dict(source), []
