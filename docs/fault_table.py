@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-OLDER = {"84b7bda": ("0.1.0", range(1, 22)), "2a155d3f": ("2a155d3f", range(22, 87))}
+OLDER = {"84b7bda": ("0.1.0", range(1, 22)), "2a155d3f": ("2a155d3f", range(22, 92))}
 """Commits that tests/against.py has run today's tests against: the version each is, and the numbers of what
 was found in it.
 """
@@ -93,6 +93,8 @@ TITLES = {
     80: "An error blames what is wrong, and names what is there",
     85: "A snapshot of a disk that has grown since is removed by every QEMU",
     86: "Backups that carry only what changed",
+    90: "Increments of disks on Ceph",
+    91: "One moment of all disks",
     81: "Timers run under systemd, fail in sight, and leave no trace",
     82: "Commands that pages and lists name are ones that work",
     79: "An upgrade changes what is ours and nothing else, and says which commit it is",

@@ -40,7 +40,7 @@ def test_a_chain_and_a_failure_in_it(site: Site, world: World, tmp_path: Path, h
         assert len(chain.marks()) == (2 if number else 1)
         assert {int(mark.rpartition("-")[2]) for mark in chain.marks()} == {number, max(number - 1, 0)}
     assert chain.whole == [""] * 6
-    assert max(chain.sizes[1:]) < SIZE // 2, chain.sizes
+    assert max(chain.sizes[1:]) < SIZE // 4, chain.sizes
     chain.check()
     assert chain.merged() == chain.sums[-1]
 
@@ -111,6 +111,29 @@ def test_marks_go_with_a_full_backup_and_with_the_image(site: Site, world: World
     site.on(i.RemoveImage(chain.image._replace(source=f"one/{chain.name}")))
     site.on(i.RemoveImage(chain.image))
     assert site.names() == []
+
+
+def test_an_image_in_the_trash_keeps_no_marks(site: Site, world: World, tmp_path: Path) -> None:
+    chain = Chain(site, world, tmp_path)
+    chain.back_up()
+    found = site.rbd
+    site.on(i.RemoveImage(chain.image, trash=True))
+    (trashed,) = found.trash_list(site.ioctx)
+    assert trashed["name"] == chain.name
+    found.trash_remove(site.ioctx, trashed["id"])
+    assert list(found.trash_list(site.ioctx)) == []
+
+
+def test_an_image_without_exclusive_lock_has_no_marks(site: Site, world: World, tmp_path: Path) -> None:
+    chain = Chain(site, world, tmp_path)
+    with rbd.Image(site.ioctx, chain.name) as image:
+        maps = rbd.RBD_FEATURE_FAST_DIFF | rbd.RBD_FEATURE_OBJECT_MAP
+        image.update_features(maps | rbd.RBD_FEATURE_EXCLUSIVE_LOCK, False)
+    for _ in range(3):
+        chain.write()
+        chain.back_up()
+    assert chain.marks() == [] and all("lacks exclusive-lock" in why for why in chain.whole[1:])
+    chain.check()
 
 
 def test_note_of_an_older_version_makes_it_whole_once(site: Site, world: World, tmp_path: Path) -> None:

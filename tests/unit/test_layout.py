@@ -329,6 +329,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "rbd_names.changing.image": "one-<image>",
     "rbd_names.rescued.image": "one-<image>",
     "rbd_names.rescued.random": "<x>",
+    "rbd_names.backup.mark": "ss-<x>",
     "device_names.left.folder": "disk.N.snap",
     "device_names.note_beside.device": "devices/<uuid>",
     "device_names.asked_beside.device": "devices/<uuid>",

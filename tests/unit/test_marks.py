@@ -111,16 +111,16 @@ def test_notes_of_older_versions_have_bitmaps_alone() -> None:
     [
         ([], 1 << 20, []),
         ([(0, 1)], 1 << 20, [(0, 65536)]),
-        ([(65535, 2)], 1 << 20, [(0, 131072)]),
+        ([(65535, 2)], 1 << 20, [(0, 65536), (65536, 65536)]),
         ([(1 << 16, 1 << 16), (0, 512), (512, 512)], 1 << 20, [(0, 65536), (65536, 65536)]),
         ([(1 << 20, 512), (4 << 20, 1)], (1 << 20) + 1024, [(1 << 20, 1024)]),
-        ([(0, 3 << 20)], 8 << 20, [(0, 1 << 20), (1 << 20, 1 << 20), (2 << 20, 1 << 20)]),
+        ([(0, 3 << 16)], 8 << 20, [(0, 65536), (65536, 65536), (131072, 65536)]),
     ],
 )
 def test_what_changed_is_copied_by_whole_clusters(
     parts: List[Tuple[int, int]], size: int, wanted: List[Tuple[int, int]]
 ) -> None:
-    assert list(copy_on_read.whole_clusters(parts, size)) == wanted
+    assert list(copy_on_read.clusters(parts, size)) == wanted
 
 
 # -- a year -----------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def _increment(step: BackUp, disks: dict[int, _Disk]) -> Increment | None:
 
 
 def _drop_marks(step: BackUp, disks: dict[int, _Disk], keep: Collection[str]) -> None:
-    snapshot_marks.drop_all(step.vm, step.vm_dir, keep)
+    snapshot_marks.drop_all(step.vm, step.vm_dir, disks, keep)
     if step.domain:
         from ..guest import marks
 
@@ -296,7 +296,7 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk], increment:
                 job.limit(targets, step.rate)
                 job.wait()
         point("backup job done")
-        _copy_snapshots(step, staged, snapshots, increment, ())
+        _copy_snapshots(step, staged, snapshots, increment, priority(step.nice, step.io_level))
     except BaseException:
         _end_job(step.domain, step.directory)
         raise

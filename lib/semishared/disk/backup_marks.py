@@ -52,7 +52,9 @@ def lose(vm_dir: str, disk: int | None, why: str) -> None:
 def refused(record: Record) -> str:
     """Return why a disk cannot have a mark, '' if it can."""
     if record.network:
-        return "it is read-only" if record.readonly else ""
+        from . import snapshot_marks
+
+        return "it is read-only" if record.readonly else snapshot_marks.refused(record)
     if record.format != "qcow2":
         return f"its format is {record.format}, which has no marks"
     if record.readonly:

@@ -8,10 +8,12 @@ guest's QEMU, and a backup that failed is made again from the snapshot before.
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import ExitStack, contextmanager
 from typing import Callable, Collection, Iterator, Mapping, Sequence
 
 from .. import store
+from ..errors import SemisharedError
 from ..model.disk.marks import Increment
 from ..model.disk.network_disk import NetworkDisk
 from ..model.disk.record import Record
@@ -28,6 +30,12 @@ def _parts(record: Record) -> tuple[ImageRef, NetworkDisk]:
     return record.of_image._replace(source=record.network.name), record.network
 
 
+def refused(record: Record) -> str:
+    """Return why the disk cannot have a mark, '' if it can."""
+    image, _ = _parts(record)
+    return store.bridged(image.access).refuses_marks(image)
+
+
 def is_there(vm: int, record: Record, mark: str) -> bool:
     """Tell whether the disk has a mark."""
     image, _ = _parts(record)
@@ -40,11 +48,19 @@ def drop(vm: int, record: Record, keep: Collection[str] = ()) -> None:
     store.bridged(image.access).drop_marks(image, vm, keep)
 
 
-def drop_all(vm: int, vm_dir: str, keep: Collection[str]) -> None:
-    """Do so for all disks of the VM: a snapshot of one that is backed up no longer takes room in its pool."""
+def drop_all(vm: int, vm_dir: str, disks: Collection[int], keep: Collection[str]) -> None:
+    """Do so for `disks`, and for others of the VM if their stores answer.
+
+    A snapshot of a disk that is not backed up any more takes room in its pool.
+    """
     for record in records.records(vm_dir):
-        if record.network:
+        if not record.network or record.readonly:
+            continue
+        try:
             drop(vm, record, keep)
+        except SemisharedError:
+            if record.disk in disks:
+                raise
 
 
 @contextmanager
@@ -65,10 +81,9 @@ def marking(vm: int, disks: Mapping[int, Record], mark: str) -> Iterator[Callabl
 
 def changed_bytes(vm: int, record: Record, since: str) -> int:
     """Return how many bytes a copy of what has changed until now takes at most."""
-    image, network = _parts(record)
+    image, _ = _parts(record)
     parts = store.bridged(image.access).changed(image, vm, since)
-    size = qemu_img.virtual_size("json:" + json.dumps(network.node), "raw")
-    return sum(length for _, length in copy_on_read.whole_clusters(parts, size))
+    return sum(length for _, length in copy_on_read.clusters(parts, sys.maxsize))
 
 
 def copy(

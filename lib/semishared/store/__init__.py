@@ -350,6 +350,9 @@ class Bridged(Store, Protocol):
     def marking(self, image: ImageRef, vm: int, mark: str) -> ContextManager[Callable[[], None]]:
         """Open an image, and yield what makes the mark: at once, as a guest rests meanwhile."""
 
+    def refuses_marks(self, image: ImageRef) -> str:
+        """Return why an image cannot be marked, '' if it can."""
+
     def has_mark(self, image: ImageRef, vm: int, mark: str) -> bool:
         """Return True if an image has the mark."""
 

@@ -16,15 +16,13 @@ from . import qemu_img, run
 
 CLUSTER = 65536
 """Bytes: that of a qcow2 file which qemu-img makes."""
-PIECE = 1 << 20
-"""Bytes of one read."""
-AT_ONCE = 16
-"""Reads in flight."""
+AT_ONCE = 128
+"""Reads in flight, each of one cluster: QEMU tells zeros from data by what one read has."""
 PROMPT = "qemu-io> "
 
 
-def whole_clusters(parts: Iterable[Tuple[int, int]], size: int) -> Iterator[Tuple[int, int]]:
-    """Yield (offset, length) of pieces of whole clusters that hold all of `parts`, none twice, in order.
+def clusters(parts: Iterable[Tuple[int, int]], size: int) -> Iterator[Tuple[int, int]]:
+    """Yield (offset, length) of the clusters that `parts` lie in, none twice, in order.
 
     At the end of a disk of `size` bytes the last cluster is shorter; what lies behind it is left out.
     """
@@ -32,8 +30,8 @@ def whole_clusters(parts: Iterable[Tuple[int, int]], size: int) -> Iterator[Tupl
     for offset, length in sorted(parts):
         begin = max(reached, offset // CLUSTER * CLUSTER)
         end = min(-(-(offset + length) // CLUSTER) * CLUSTER, size)
-        for at in range(begin, end, PIECE):
-            yield at, min(PIECE, end - at)
+        for at in range(begin, end, CLUSTER):
+            yield at, min(CLUSTER, end - at)
         reached = max(reached, end)
 
 
@@ -51,9 +49,8 @@ def copy(
     second, 0 for no limit. Raise NoSpace or ToolFailed.
     """
     lines = []
-    for number, (offset, length) in enumerate(
-        whole_clusters(parts, qemu_img.virtual_size(target, "qcow2")), 1
-    ):
+    size = qemu_img.virtual_size(target, "qcow2")
+    for number, (offset, length) in enumerate(clusters(parts, size), 1):
         # QEMU lets go at once what a limit holds back when it is to wait for all of it.
         lines.append(f"{'read' if rate else 'aio_read'} -q {offset} {length}\n")
         if number % AT_ONCE == 0 and not rate:

@@ -141,6 +141,7 @@ NO_MARK = "this host knows no mark of increment {}"
 
 
 def to_data(marks: Marks) -> Any:
+    """Return marks as JSON data."""
     lost = [{str(disk): why for disk, why in mark.lost.items()} for mark in marks]
     return [
         {**mark._asdict(), "disks": list(mark.disks), "snapshots": list(mark.snapshots), "lost": why}

@@ -32,6 +32,17 @@ class RbdMarks:
         with ceph.opened(*_as_user(image)) as opened:
             yield lambda: rbd_image.create(opened, name)
 
+    def refuses_marks(self, image: ImageRef) -> str:
+        """Want the exclusive lock: its holder takes the snapshot between two of its writes.
+
+        Without it a write that is under way may end up in the snapshot, and be told by no diff.
+        """
+        with ceph.opened(*_as_user(image), read_only=True) as opened:
+            import rbd
+
+            locks = opened.features() & rbd.RBD_FEATURE_EXCLUSIVE_LOCK
+        return "" if locks else "its image lacks exclusive-lock (`rbd feature enable`)"
+
     def has_mark(self, image: ImageRef, vm: int, mark: str) -> bool:
         return rbd_names.backup(vm, mark) in rbd_image.names(*_as_user(image))
 

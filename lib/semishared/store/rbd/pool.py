@@ -215,11 +215,13 @@ def _remove(where: ceph.Pool, name: str, made: str, trash: bool = False) -> bool
             raise ImageInUse(f"{where.name}/{name} has clones: {', '.join(clones[:5])}")
         with ceph.opened(where, name) as image:
             rbd_image.check_unused(image, f"{where.name}/{name}")
-            for found in () if trash else rbd_image.snapshots(image):
-                rbd_image.drop(image, found.name)
+            for found in rbd_image.snapshots(image):
+                # Ceph empties its trash of no image with snapshots, and marks are of no use there.
+                if not trash or rbd_names.backed_up(found.name) is not None:
+                    rbd_image.drop(image, found.name)
         with ceph.understood(f"image {where.name}/{name}", where.user), ceph.long():
             if trash:
-                # Whole, with its snapshots: `rbd trash restore` brings it back by its id.
+                # Whole, with its other snapshots: `rbd trash restore` brings it back by its id.
                 where.rbd.trash_move(where.ioctx, name)
             else:
                 where.rbd.remove(where.ioctx, name)
