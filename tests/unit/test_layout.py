@@ -273,6 +273,7 @@ PARSERS = {
     "of_second_name",
     "mount",
     "snapshot_of",
+    "summed",
 }
 """Functions that return a text, but no name that they have made."""
 PLACEHOLDERS: dict[str, Any] = {
@@ -330,6 +331,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "rbd_names.rescued.image": "one-<image>",
     "rbd_names.rescued.random": "<x>",
     "rbd_names.backup.mark": "ss-<x>",
+    "disk_names.sums.mark": "ss-<random>-<increment>",
     "device_names.left.folder": "disk.N.snap",
     "device_names.note_beside.device": "devices/<uuid>",
     "device_names.asked_beside.device": "devices/<uuid>",

@@ -96,13 +96,27 @@ def test_marks_of_disks_on_ceph_are_snapshots_and_no_other_mark_does_for_them() 
     assert since.without(1, "restored").snapshots == () and since.without(0, "off").snapshots == (1,)
 
 
+def test_sums_of_a_raw_disk_are_right_whatever_changed_it() -> None:
+    found = marks.decide((), Asked(FIRST, UNKNOWN, 5), {0: "", 1: ""}, NAME, (), (1,)).mark
+    assert found.sums == (1,)
+    stored = found._replace(number=3, image=7)
+    assert (
+        stored.without(None, "restored").disks == stored.without(1, "restored").without(0, "").disks == (1,)
+    )
+    asked, disks = Asked(3, 7, 7), {0: "", 1: ""}
+    assert marks.decide((stored,), asked, disks, "new", (), (1,)).changed == (0, 1)
+    other = marks.decide((stored,), asked, disks, "new", (), (0,))
+    assert other.changed == () and set(other.whole.values()) == {marks.ELSEWHERE}
+
+
 def test_notes_of_older_versions_have_bitmaps_alone() -> None:
-    known = mark()._replace(snapshots=(1,))
+    known = mark()._replace(snapshots=(1,), sums=(0,))
     data = {"version": marks.VERSION, "marks": json.loads(json.dumps(marks.to_data((known,))))}
     assert marks.from_data(data) == (known,)
     for wrong in ([7], ["1"], 1, [[]]):
-        assert marks.from_data({**data, "marks": [{**data["marks"][0], "snapshots": wrong}]}) == ()
-    del data["marks"][0]["snapshots"]
+        for kind in ("snapshots", "sums"):
+            assert marks.from_data({**data, "marks": [{**data["marks"][0], kind: wrong}]}) == ()
+    del data["marks"][0]["snapshots"], data["marks"][0]["sums"]
     assert marks.from_data(data) == (mark(),)
 
 

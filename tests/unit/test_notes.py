@@ -64,6 +64,7 @@ NOT_ON_DISK = {
     "store/dir/clones.py",
     "store/rbd/blocklist.py",
     "store/rbd/pool.py",
+    "tools/block_sums.py",
     "tools/copy_on_read.py",
     "tools/files.py",
     "tools/layers.py",

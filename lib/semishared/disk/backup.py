@@ -30,7 +30,7 @@ from ..named import NamedTuple
 from ..tools import files, progress, qemu_img, storage_daemon
 from ..tools.effects import point
 from ..tools.rate_limit import priority, standing_back
-from . import backup_marks, records, recovery, snapshot_marks, vm_dir
+from . import backup_marks, records, recovery, snapshot_marks, sum_marks, vm_dir
 from .epochs import Planned
 from .save_as import opened
 
@@ -129,9 +129,10 @@ def _needed(step: BackUp, disks: dict[int, _Disk], increment: Increment | None) 
         if increment and since and number in increment.changed:
             if number in since.snapshots:
                 needed += snapshot_marks.changed_bytes(step.vm, found.record, since.name)
-            else:
+                continue
+            if number not in since.sums:
                 needed += sum(map(files.allocated, backup_marks.own_layers(found.record)))
-            continue
+                continue
         with opened(found.record, found.path, found.format) as source:
             needed += qemu_img.measure(source, found.format)
     return needed
@@ -154,7 +155,8 @@ def _increment(step: BackUp, disks: dict[int, _Disk]) -> Increment | None:
     able = {number: backup_marks.refused(found.record) for number, found in disks.items()}
     name = model.name(os.urandom(8).hex(), asked.number)
     on_ceph = [number for number, found in disks.items() if found.record.network]
-    increment = model.decide(marks, asked, able, name, on_ceph)
+    raw = [number for number, found in disks.items() if not found.record.network and found.format == "raw"]
+    increment = model.decide(marks, asked, able, name, on_ceph, raw)
     backup_marks.write(step.vm_dir, tuple(one for one in (increment.since, increment.mark) if one))
     _drop_marks(step, disks, [increment.since.name] if increment.since else [])
     return increment.with_whole(_unusable(step, disks, increment))
@@ -162,6 +164,7 @@ def _increment(step: BackUp, disks: dict[int, _Disk]) -> Increment | None:
 
 def _drop_marks(step: BackUp, disks: dict[int, _Disk], keep: Collection[str]) -> None:
     snapshot_marks.drop_all(step.vm, step.vm_dir, disks, keep)
+    sum_marks.drop(step.vm_dir, keep)
     if step.domain:
         from ..guest import marks
 
@@ -175,11 +178,12 @@ def _unusable(step: BackUp, disks: dict[int, _Disk], increment: Increment) -> di
     """Return the disks whose marks are not whole, and why."""
     if not increment.since:
         return {}
-    name, snapshots = increment.since.name, increment.since.snapshots
+    name, snapshots, sums = increment.since.name, increment.since.snapshots, increment.since.sums
     marked = {disk: disks[disk] for disk in increment.changed}
     on_ceph = {disk: found.record for disk, found in marked.items() if disk in snapshots}
     gone = [disk for disk, record in on_ceph.items() if not snapshot_marks.is_there(step.vm, record, name)]
-    with_bitmaps = {disk: found for disk, found in marked.items() if disk not in snapshots}
+    forgotten = [disk for disk in marked if disk in sums and not sum_marks.is_there(step.vm_dir, disk, name)]
+    with_bitmaps = {disk: found for disk, found in marked.items() if disk not in (*snapshots, *sums)}
     if not step.domain:
         broken = [
             disk for disk, found in with_bitmaps.items() if not backup_marks.is_whole(found.record, name)
@@ -192,7 +196,11 @@ def _unusable(step: BackUp, disks: dict[int, _Disk], increment: Increment) -> di
         broken = [disk for disk, device in devices.items() if device not in valid]
     else:
         broken = []
-    return {**dict.fromkeys(gone, snapshot_marks.GONE), **dict.fromkeys(broken, UNUSABLE)}
+    return {
+        **dict.fromkeys(gone, snapshot_marks.GONE),
+        **dict.fromkeys(forgotten, sum_marks.GONE),
+        **dict.fromkeys(broken, UNUSABLE),
+    }
 
 
 def _target(staged: str, disk: int, increment: Increment | None) -> str:
@@ -204,7 +212,7 @@ def _copy_off(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Inc
     snapshots = _on_ceph(disks, increment)
     if increment:
         for disk in increment.mark.disks:
-            if disk not in snapshots:
+            if disk not in (*snapshots, *increment.mark.sums):
                 backup_marks.add(disks[disk].record, increment.mark.name)
         with snapshot_marks.marking(step.vm, snapshots, increment.mark.name) as mark:
             mark()
@@ -215,6 +223,9 @@ def _copy_off(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Inc
             continue
         target = _target(staged, disk, increment)
         with opened(found.record, found.path, found.format) as source, standing_back():
+            parts = []
+            if increment and disk in increment.mark.sums:
+                parts = sum_marks.mark(step.vm_dir, disk, source, found.format, increment)
             if increment is None or increment.number == 0:
                 qemu_img.convert(
                     source, found.format, target, "qcow2", direct=True, rate=step.rate, within=within
@@ -223,11 +234,13 @@ def _copy_off(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Inc
                 # `qemu-img info` does not open what is named with all it lies over.
                 size = qemu_img.virtual_size(found.path or source, found.format)
                 qemu_img.create(target, "qcow2", size)
-                if disk in increment.changed and increment.since:
+                if disk not in increment.changed:
+                    qemu_img.convert_whole(source, found.format, target, within, rate=step.rate)
+                elif disk in increment.mark.sums:
+                    sum_marks.copy_changed(source, found.format, target, parts, within, step.rate)
+                elif increment.since:
                     active = os.path.realpath(source) if source.startswith("/") else source
                     storage_daemon.copy_changed(active, increment.since.name, target, within, rate=step.rate)
-                else:
-                    qemu_img.convert_whole(source, found.format, target, within, rate=step.rate)
             files.fsync(target)
         point("disk copied")
 
@@ -275,10 +288,11 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk], increment:
     if increment:
         from ..guest import marks
 
+        without = (*snapshots, *increment.mark.sums)  # of which QEMU has no bitmap
         if increment.since:
-            changed = [disk for disk in increment.changed if disk not in snapshots]
+            changed = [disk for disk in increment.changed if disk not in without]
             since = {devices[disk]: increment.since.name for disk in changed}
-        marked = [devices[disk] for disk in increment.mark.disks if disk not in snapshots]
+        marked = [devices[disk] for disk in increment.mark.disks if disk not in without]
         others = set(domain.disks(step.domain)) - set(marked)
         mark = marks.checkpoint(increment.mark.name, marked, sorted(others)) if marked else ""
     try:
@@ -296,6 +310,10 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk], increment:
                 job.limit(targets, step.rate)
                 job.wait()
         point("backup job done")
+        for disk in increment.mark.sums if increment else ():
+            assert increment
+            with standing_back():
+                sum_marks.thin(step.vm_dir, disk, _target(staged, disk, increment), increment)
         _copy_snapshots(step, staged, snapshots, increment, priority(step.nice, step.io_level))
     except BaseException:
         _end_job(step.domain, step.directory)

@@ -51,14 +51,14 @@ def lose(vm_dir: str, disk: int | None, why: str) -> None:
 
 def refused(record: Record) -> str:
     """Return why a disk cannot have a mark, '' if it can."""
+    if record.readonly:
+        return "it is read-only"
     if record.network:
         from . import snapshot_marks
 
-        return "it is read-only" if record.readonly else snapshot_marks.refused(record)
-    if record.format != "qcow2":
-        return f"its format is {record.format}, which has no marks"
-    if record.readonly:
-        return "it is read-only"
+        return snapshot_marks.refused(record)
+    if record.format == "raw":
+        return ""
     head = files.read(os.path.realpath(record.path), 8)
     version = int.from_bytes(head[4:8], "big")
     return "" if version >= 3 else f"it is qcow2 of version {version}, which has no marks"

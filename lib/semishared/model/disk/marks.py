@@ -2,14 +2,14 @@
 """Marks for backups that carry only what changed: what a VM's disks had when an increment was made.
 
 A mark is a bitmap of QEMU's in a disk's qcow2 layers, from the moment of one backup on; of a disk on Ceph, a
-snapshot of that moment. oned raises LAST_INCREMENT_ID only when the backup driver has stored the increment,
-so after any failure it asks for the same one again: two marks live, that of the last stored increment and
-that of the next.
+snapshot of that moment; of a raw file, sums of its blocks then. oned raises LAST_INCREMENT_ID only when the
+backup driver has stored the increment, so after any failure it asks for the same one again: two marks live,
+that of the last stored increment and that of the next.
 
-QEMU and libvirt know a bitmap by its name alone, and a snapshot is found by it. So each mark has a name that
-no other ever had, and an action that changes a disk otherwise than through its QEMU, or by copying its files,
-takes it out of all marks before its first step (`without`). A disk without a mark gets a *whole* increment,
-zeros too.
+QEMU and libvirt know a bitmap by its name alone, and what else marks a disk is found by it. So each mark has
+a name that no other ever had, and an action that changes a disk otherwise than through its QEMU, or by
+copying its files, takes it out of all marks before its first step (`without`); but sums are right whatever
+changed it. A disk without a mark gets a *whole* increment, zeros too.
 """
 
 from __future__ import annotations
@@ -63,11 +63,13 @@ class Mark(NamedTuple):
     after: int
     """The image is newer than this one: oned counts upwards."""
     disks: Tuple[int, ...]
-    """Whose bitmaps have recorded every write since, or whose snapshots show that moment."""
+    """Whose bitmaps have recorded every write since, or whose snapshots or sums are of that moment."""
     lost: Mapping[int, str]
     """Why another disk has none."""
     snapshots: Tuple[int, ...] = ()
     """Those of `disks` that have a snapshot."""
+    sums: Tuple[int, ...] = ()
+    """Those of `disks` of which there are sums."""
 
     def is_of(self, asked: Asked) -> bool:
         """Tell whether what oned has stored last is this increment."""
@@ -75,8 +77,8 @@ class Mark(NamedTuple):
         return self.number == asked.since and known
 
     def without(self, disk: Optional[int], why: str) -> Mark:
-        """Return the mark without a disk, or without all (None)."""
-        gone = [one for one in self.disks if disk in (None, one)]
+        """Return the mark without a disk, or without all (None), but for those with sums."""
+        gone = [one for one in self.disks if disk in (None, one) and one not in self.sums]
         kept = tuple(one for one in self.disks if one not in gone)
         snapshots = tuple(one for one in self.snapshots if one in kept)
         return self._replace(disks=kept, lost={**self.lost, **dict.fromkeys(gone, why)}, snapshots=snapshots)
@@ -106,18 +108,23 @@ class Increment(NamedTuple):
 
 
 def decide(
-    marks: Marks, asked: Asked, disks: Mapping[int, str], new_name: str, on_ceph: Collection[int] = ()
+    marks: Marks,
+    asked: Asked,
+    disks: Mapping[int, str],
+    new_name: str,
+    on_ceph: Collection[int] = (),
+    raw: Collection[int] = (),
 ) -> Increment:
     """Return how the increment is made; `disks`: why each cannot have a mark, '' if it can.
 
-    `on_ceph`: those of which a mark is a snapshot.
+    `on_ceph`, `raw`: those of which a mark is a snapshot, or sums.
     """
     since = next((mark for mark in marks if mark.is_of(asked)), None) if asked.since != FIRST else None
     whole, changed = {}, []
     for disk, why in disks.items() if asked.since != FIRST else ():
         lost = since.lost.get(disk, NOT_THEN) if since else NO_MARK.format(asked.since)
         if since and disk in since.disks and not why:
-            if (disk in since.snapshots) == (disk in on_ceph):
+            if (disk in since.snapshots, disk in since.sums) == (disk in on_ceph, disk in raw):
                 changed.append(disk)
             else:
                 whole[disk] = ELSEWHERE
@@ -126,25 +133,34 @@ def decide(
     marked = tuple(disk for disk, why in disks.items() if not why)
     lost_at_once = {disk: why for disk, why in disks.items() if why}
     of_image = asked.image if asked.since != FIRST else UNKNOWN
-    snapshots = tuple(disk for disk in marked if disk in on_ceph)
-    mark = Mark(asked.number, new_name, of_image, asked.newest, marked, lost_at_once, snapshots)
+    snapshots, sums = (tuple(disk for disk in marked if disk in those) for those in (on_ceph, raw))
+    mark = Mark(asked.number, new_name, of_image, asked.newest, marked, lost_at_once, snapshots, sums)
     kept = since._replace(image=asked.image) if since else None
     return Increment(asked.number, kept, tuple(changed), whole, mark)
 
 
 NOT_THEN = "it was in no backup of this chain"
-ELSEWHERE = "it was on another kind of store then"
+ELSEWHERE = "it was of another format, or on another kind of store, then"
 NO_MARK = "this host knows no mark of increment {}"
 
 
 # -- as JSON data, of the note names.marks ----------------------------------------------------------
 
 
+LISTS = ("disks", "snapshots", "sums")
+
+
 def to_data(marks: Marks) -> Any:
     """Return marks as JSON data."""
     lost = [{str(disk): why for disk, why in mark.lost.items()} for mark in marks]
     return [
-        {**mark._asdict(), "disks": list(mark.disks), "snapshots": list(mark.snapshots), "lost": why}
+        {
+            **{
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in mark._asdict().items()
+            },
+            "lost": why,
+        }
         for mark, why in zip(marks, lost)
     ]
 
@@ -165,13 +181,20 @@ def from_data(data: object) -> Marks:
 
 def _mark(data: Mapping[str, Any]) -> Mark:
     # Notes of older versions have bitmaps alone.
-    snapshots = tuple(data.get("snapshots", ()))
+    snapshots, sums = (tuple(data.get(kind, ())) for kind in ("snapshots", "sums"))
     numbers = (data["number"], data["image"], data["after"], *data["disks"])
     if not all(type(number) is int for number in numbers) or not is_name(data["name"]):
         raise ValueError
-    if not set(snapshots) <= set(data["disks"]):
+    if not {*snapshots, *sums} <= set(data["disks"]) or {*snapshots} & {*sums}:
         raise ValueError
     lost = {int(disk): str(why) for disk, why in data["lost"].items()}
     return Mark(
-        data["number"], data["name"], data["image"], data["after"], tuple(data["disks"]), lost, snapshots
+        data["number"],
+        data["name"],
+        data["image"],
+        data["after"],
+        tuple(data["disks"]),
+        lost,
+        snapshots,
+        sums,
     )

@@ -25,6 +25,7 @@ GO_OVER, DELTAS = "go-over.json", "deltas.json"
 """The note of disks that go over to another backing chain, and that of versions before it."""
 SIDE = ".semishared"
 """Our directory in one of another owner."""
+SUMS = ".sums"
 JSON_BYTES = 1 << 20
 """Most bytes of a record, a note or a label, written or read."""
 
@@ -213,6 +214,17 @@ def is_unsettled(name: str) -> bool:
 def marks(vm_dir: str) -> str:
     """Return the note of what is marked in a VM's disks for the next increment of its backup."""
     return f"{records(vm_dir)}/marks.json"
+
+
+def sums(vm_dir: str, mark: str, disk: int) -> str:
+    """Return the file of a raw disk's sums when a mark was made (tools/block_sums.py)."""
+    return f"{records(vm_dir)}/{mark}.{disk}{SUMS}"
+
+
+def summed(name: str) -> str:
+    """Return the mark of a file of sums by its name, '' if it is none."""
+    mark, _, disk = name[: -len(SUMS)].rpartition(".") if name.endswith(SUMS) else ("", "", "")
+    return mark if is_number(disk) else ""
 
 
 def saved(vm_dir: str, disk: int) -> str:
