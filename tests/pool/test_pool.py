@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab import Node
+from lab import Node, roots
 from lab.cloud import RBD_STORE, STORE, SYSTEM, Cloud
 from lab.guest import content
 from lab.oned import ActionFailed
@@ -290,7 +290,8 @@ def while_it_runs(mixed: Mixed) -> None:
         assert mixed.stored(mixed.images["diff", format], format, AT) == content("one", AT, KIB)
     mixed.grow(24)
     assert {guest.disks()[target(disk)] >> 20 for disk in mixed.numbers.values()} == {24}
-    mixed.back_up("_live", "one")
+    if not roots.LIBVIRT_7_0:
+        mixed.back_up("_live", "one")
 
 
 def attached_and_detached(mixed: Mixed) -> None:
