@@ -244,6 +244,16 @@ class MachineMissing(SemisharedError):
     )
 
 
+class CpuMissing(SemisharedError):
+    """A host whose libvirt starts no VM with the CPU that CPU_MODEL, or EVC_MODE of the cluster, names."""
+
+    id = "SS094"
+    remedy = (
+        "`onevm recover --recreate VM`, and deploy it on another host; or name a CPU_MODEL (of the cluster: "
+        "EVC_MODE) that this one has, which `virsh domcapabilities` there calls usable"
+    )
+
+
 class MigrationTimeout(SemisharedError):
     """A live migration that had not come to its end within `timeout_s`; the guest stays where it is."""
 

@@ -13,7 +13,7 @@ import struct
 from typing import Any
 from xml.etree import ElementTree
 
-from ..errors import MachineMissing, SemisharedError
+from ..errors import CpuMissing, MachineMissing, SemisharedError
 from ..model.vm.move_steps import GuestMachine
 from ..units import MiB
 from . import libvirtd
@@ -120,12 +120,59 @@ def _lacking(connection: Any, machine: GuestMachine) -> str:
     return ""
 
 
-def check(vm: int, type: str, arch: str, machine: str, emulator: str, cpu: str) -> None:
-    """Raise MachineMissing if this host's QEMU lacks the machine of a guest that is to come."""
+def check(vm: int, type: str, arch: str, machine: str, emulator: str, cpu: str, named: str) -> None:
+    """Raise MachineMissing if this host's QEMU lacks the machine of a guest that is to come; CpuMissing if it
+    would not start one with the CPU that is `named`.
+    """
+    guest, here = GuestMachine(type, arch, machine, emulator, cpu), os.uname().nodename
+    refused = ""
     try:
-        lacks = lacking(GuestMachine(type, arch, machine, emulator, cpu))
+        lacks = lacking(guest._replace(cpu="") if named else guest)
+        if named and not lacks:
+            refused = unstartable(guest)
     except SemisharedError:
         return  # what is wrong with libvirt is said by the action that starts the guest
     if lacks:
-        here = os.uname().nodename
         raise MachineMissing(f"VM {vm} cannot run on {here} as the machine that it is: {lacks}")
+    if refused:
+        raise CpuMissing(f"VM {vm} cannot start on {here} with its {named}: {refused}")
+
+
+def unstartable(machine: GuestMachine) -> str:
+    """Return why this host's libvirt would not start a guest with a CPU, in its words, '' for nothing that is
+    the CPU's.
+    """
+    what = f"domxml-to-native --machine {machine.machine}"
+    return libvirtd.call(what, lambda connection: _unstartable(connection, machine), timeout_s=ASKED_S)
+
+
+def _unstartable(connection: Any, machine: GuestMachine) -> str:
+    """Have libvirt prepare the start of a guest that has nothing else, up to QEMU's arguments.
+
+    compareHypervisorCPU() answers another question, and refuses CPUs that libvirt starts: a start does not
+    look at an emulated one, counts what the processor has besides what QEMU says, and with a newer libvirt
+    takes QEMU's word for a model before that of libvirt's table.
+    """
+    libvirt = libvirtd.binding()
+    try:
+        connection.domainXMLToNative("qemu-argv", probe(machine), 0)
+    except libvirt.libvirtError as e:
+        # All that its table of CPUs and what is there of them say. What else is wrong with such a guest may
+        # be right with the VM's.
+        if e.get_error_domain() == libvirt.VIR_FROM_CPU:
+            return " ".join((e.get_error_message() or str(e)).split())
+    return ""
+
+
+def probe(machine: GuestMachine) -> str:
+    """Return the domain of a guest that has a machine and a CPU, and nothing else."""
+    domain = ElementTree.Element("domain", type=machine.type)
+    ElementTree.SubElement(domain, "name").text = "semishared-probe"
+    ElementTree.SubElement(domain, "memory", unit="MiB").text = "16"
+    kind = ElementTree.SubElement(ElementTree.SubElement(domain, "os"), "type")
+    kind.text = "hvm"
+    for name, value in (("arch", machine.arch), ("machine", machine.machine)):
+        if value:
+            kind.set(name, value)
+    domain.append(ElementTree.fromstring(machine.cpu))
+    return ElementTree.tostring(domain, "unicode")

@@ -212,6 +212,9 @@ class Oned:
         """Return datastore `datastore_id`, its passwords decrypted, as OpenNebula's own drivers get it."""
         return Datastore.parse(self._call("one.datastore.info", datastore_id, True))
 
+    def cluster(self, cluster_id: int) -> View:
+        return View(parse(self._ask("one.cluster.info", cluster_id), "CLUSTER"))
+
     def require_admin(self) -> None:
         """Raise OnedUnavailable unless this user sees all users' VMs and images (group oneadmin)."""
         user = View(parse(self._call("one.user.info", -1), "USER"))

@@ -37,6 +37,8 @@ class Core:
         self.images: Dict[int, Image] = {}
         self.datastores: Dict[int, Datastore] = {}
         self.hosts: Dict[int, Host] = {}
+        self.clusters: Dict[int, Template] = {0: {}}
+        """The templates of clusters, by id."""
         self.next_vm = 0
         self.next_image = 0
         self.next_datastore = 100

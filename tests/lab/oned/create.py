@@ -25,6 +25,7 @@ _TO_VM = {
     "CONTEXT",
     "OS",
     "FEATURES",
+    "CPU_MODEL",
     "TPM",
     "RAW",
     "GRAPHICS",

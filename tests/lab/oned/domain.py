@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from .objects import Vm, now
 from .settings import Settings
-from .template import Vector, cdata, scalar, vectors
+from .template import Template, Vector, cdata, scalar, vectors
 from .transfer import is_directory
 
 _BUSES = {"vd": "virtio", "sd": "scsi", "hd": "ide", "xvd": "xen"}
@@ -162,8 +162,25 @@ def _metadata(settings: Settings, vm: Vm, directory: str) -> List[str]:
     ]
 
 
-def domain_xml(settings: Settings, vm: Vm) -> str:
-    """Write the domain of a VM on its current host and system datastore."""
+def _cpu(vm: Vm, cluster: Template) -> List[str]:
+    """Write the CPU as LibVirtDriverKVM.cc does from 7.0.2 on, for a VM without a topology."""
+    of_vm = (vectors(vm.template, "CPU_MODEL") or [{}])[0]
+    model = scalar(cluster, "EVC_MODE") or of_vm.get("MODEL", "")
+    if not model:
+        return []
+    if model == "host-passthrough":
+        return ["\t<cpu mode='host-passthrough'>", "\t</cpu>"]
+    features = [name for name in of_vm.get("FEATURES", "").split(",") if name]
+    return [
+        "\t<cpu mode='custom'>",
+        f"\t\t<model fallback='forbid'>{escape(model)}</model>",
+        *(f"\t\t<feature policy='require' name={quoteattr(name)}/>" for name in features),
+        "\t</cpu>",
+    ]
+
+
+def domain_xml(settings: Settings, vm: Vm, cluster: Template) -> str:
+    """Write the domain of a VM on its current host, of a cluster with this template, and system datastore."""
     system = (vectors(vm.template, "OS") or [{}])[0]
     directory = f"{settings.location}/{vm.last.ds_id}/{vm.id}"
     machine = system.get("MACHINE", "")
@@ -192,7 +209,8 @@ def domain_xml(settings: Settings, vm: Vm) -> str:
     if system.get("FIRMWARE"):
         lines.append(f'\t\t<loader readonly="yes" type="pflash" secure="no">{system["FIRMWARE"]}</loader>')
         lines.append(f"\t\t<nvram>{directory}/{escape(vm.name)}_VARS.fd</nvram>")
-    lines += ["\t</os>", "\t<devices>", f"\t\t<emulator>{cdata(settings.emulator)}</emulator>"]
+    lines += ["\t</os>", *_cpu(vm, cluster)]
+    lines += ["\t<devices>", f"\t\t<emulator>{cdata(settings.emulator)}</emulator>"]
     directories = [disk for disk in vm.disks if is_directory(disk)]
     for disk in vm.disks:
         if is_directory(disk):

@@ -222,7 +222,7 @@ class LifeOps(CreateOps):
         lines, record = self._lines(vm), vm.last
         directory = lines.directory(record)
         with self.data:
-            domain = domain_xml(self.settings, vm)
+            domain = domain_xml(self.settings, vm, self.clusters[vm.last.host.cluster])
         self.runner.write(f"{self.settings.vms}/{vm.id}/deployment.{record.seq}", domain)
         before = [
             Step(("/bin/mkdir", "-p", directory)),

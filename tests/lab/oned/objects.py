@@ -210,7 +210,8 @@ class History:
         """Return one HISTORY element."""
         return (
             f"<HISTORY><OID>{self.oid}</OID><SEQ>{self.seq}</SEQ>{_plain([('HOSTNAME', self.host.name)])}"
-            f"<HID>{self.host.id}</HID><CID>0</CID><STIME>{self.stime}</STIME><ETIME>{self.etime}</ETIME>"
+            f"<HID>{self.host.id}</HID><CID>{self.host.cluster}</CID>"
+            f"<STIME>{self.stime}</STIME><ETIME>{self.etime}</ETIME>"
             f"<VM_MAD>{cdata(self.host.vm_mad)}</VM_MAD><TM_MAD>{cdata(self.tm_mad)}</TM_MAD>"
             f"<DS_ID>{self.ds_id}</DS_ID><PLAN_ID>{self.plan_id}</PLAN_ID><ACTION_ID>{self.action_id}</ACTION_ID>"
             f"<PSTIME>{self.pstime}</PSTIME><PETIME>{self.petime}</PETIME>"

@@ -202,6 +202,14 @@ class Rpc:
             return [True, f"<ZONE_POOL>{self.zones}</ZONE_POOL>", 0]
         if method == "one.hookpool.info":
             return [True, f"<HOOK_POOL>{''.join(self.hooks)}</HOOK_POOL>", 0]
+        if method == "one.cluster.info":
+            number = parameters[1]
+            if number not in core.clusters:
+                return [False, f"[{method}] Error getting cluster [{number}].", _NO_EXISTS]
+            rest = render(core.clusters[number])
+            name = "default" if number == 0 else f"cluster-{number}"
+            text = f"<CLUSTER><ID>{number}</ID><NAME>{name}</NAME><TEMPLATE>{rest}</TEMPLATE></CLUSTER>"
+            return [True, text, 0]
         pools: dict[str, tuple[str, Callable[[], Any]]] = {
             "one.vm.info": ("virtual machine", lambda: core.vms),
             "one.image.info": ("image", lambda: core.images),

@@ -52,7 +52,7 @@ from semishared.model.disk.acquired import Given
 from semishared.model.exchange import File, Part, Plan
 from semishared.model.steps import DescribeVm, ImageRef, from_data, is_look
 from semishared.opennebula import args
-from semishared.opennebula.xml import Datastore, Disk, Image, Vm
+from semishared.opennebula.xml import Datastore, Disk, Image, View, Vm
 from semishared.plan.disk import backup, commits, detach, disks, removals, snapshots
 from semishared.plan.image import placement
 from semishared.plan.share.client_keys import Clients
@@ -121,13 +121,30 @@ def clone(case: Case) -> Plan:
     if request.target.disk is None:
         return disks.copy_kernel(request, datastore(case))
     return disks.clone(
-        request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS
+        request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS, started(case)
     )
+
+
+def started(case: Case) -> Optional[Vm]:
+    """Return the VM whose start is looked at, in the cases that are of that."""
+    return vm(case) if "vm" in case else None
 
 
 def ln(case: Case) -> Plan:
     request = args.FromImage.parse(case["argv"])
-    return disks.ln(request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS)
+    return disks.ln(
+        request,
+        disk(case, request.target.disk),
+        image(case),
+        datastore(case),
+        OVERLAY_OPTIONS,
+        vm=started(case),
+    )
+
+
+def cluster(case: Case) -> View:
+    element = ElementTree.fromstring("<CLUSTER><ID>0</ID><NAME>default</NAME><TEMPLATE /></CLUSTER>")
+    return View(changed(element, case.get("cluster", {})))
 
 
 def mkimage(case: Case) -> Plan:
@@ -376,7 +393,7 @@ def changed_record(case: Case, name: str, changes: dict[str, Any]) -> Any:
     if name == "image":
         of = next((disk for disk in vm(case).disks if disk.image_id == changes.get("ID", 1)), None)
         changes = {**({"SOURCE": of.source, "DATASTORE_ID": of.store_id} if of else {}), **changes}
-    return {"vm": vm, "image": image, "datastore": datastore}[name](
+    return {"vm": vm, "image": image, "datastore": datastore, "cluster": cluster}[name](
         {**case, name: {**case.get(name, {}), **changes}}
     )
 

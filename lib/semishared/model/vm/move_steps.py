@@ -291,7 +291,7 @@ class SeeMachine(Step[GuestMachine]):
 
 @looks
 class CheckMachine(Step[None]):
-    """Refuse a VM whose machine, as SeeMachine has seen it, this host's QEMU lacks."""
+    """Refuse a VM whose machine, as SeeMachine has seen it or a template names it, this host's QEMU lacks."""
 
     vm: int
     type: str
@@ -299,6 +299,8 @@ class CheckMachine(Step[None]):
     machine: str
     emulator: str
     cpu: str
+    named: str = ""
+    """What names the CPU of a VM that is to be started, with its model; '' for one that goes on."""
 
 
 class WriteProbe(Step[WrittenProbe]):

@@ -15,6 +15,7 @@ from ...model.exchange import Feed, File, On, Plan, Say, ask
 from ...model.store import access as store_access
 from ...model.store import template
 from ...opennebula.args import Context, DiskPlace, FromImage, NewDisk
+from ...opennebula.states import LcmState
 from ...opennebula.xml import Datastore, Disk, Image, View, Vm
 from ..image import images, placement
 
@@ -71,10 +72,8 @@ def clone(
     if disk is None or image is None:
         yield from copy_kernel(asked, datastore)
         return
-    fits = wanted_machine(vm) if vm else ()
-    if fits:
-        # Else the host refuses the guest when all of it has come.
-        yield On(asked.target.host, fits)
+    if vm:
+        yield from can_start(vm, asked.target.host)
     options = placement.overlay_options(options, disk.size)
     kind, place, is_hot = (
         IO_CLASS.value(image, datastore),
@@ -138,6 +137,7 @@ def ln(
     datastore: Datastore,
     options: str,
     is_taken_over: bool = False,
+    vm: Optional[Vm] = None,
 ) -> Plan:
     """Plan ln: the image itself, in place, or a diff.
 
@@ -147,6 +147,8 @@ def ln(
 
     options = placement.overlay_options(options, disk.size)
     kind, place = IO_CLASS.value(image, datastore), placement.attached(image, datastore, disk)
+    if vm and place.commits:
+        yield from can_start(vm, asked.target.host)
     yield from _where_wanted(
         asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, options, is_taken_over)
     )
@@ -275,14 +277,27 @@ def context(asked: Context, iso: File, size: int, shares: Optional[Clients] = No
     yield Feed(On(place.host, (receive,)), iso)
 
 
-def wanted_machine(vm: Vm) -> tuple[s.CheckMachine, ...]:
-    """Plan to look whether a host has the machine type that the VM's template names.
+STARTS_ANEW = (LcmState.PROLOG, LcmState.PROLOG_UNDEPLOY)
+"""LCM_STATEs from which an active VM goes on to be started as its template says."""
 
-    Not the CPU model: EVC_MODE of the cluster may be in the place of that.
+
+def can_start(vm: Vm, host: str) -> Plan:
+    """Plan to look whether a host has the machine type and the CPU that the VM's template names, if it is to
+    be started there; raise MachineMissing, CpuMissing.
+
+    Else the host refuses the guest when all of it has come.
     """
+    if vm.is_active and vm.lcm_state not in STARTS_ANEW:
+        return  # it has its guest already, or has none for now
     view = View(vm.element)
-    machine = view.text("TEMPLATE/OS/MACHINE")
-    return (s.CheckMachine(vm.id, "", view.text("TEMPLATE/OS/ARCH"), machine, "", ""),) if machine else ()
+    names = view.text("TEMPLATE/OS/ARCH"), view.text("TEMPLATE/OS/MACHINE")
+    machine = s.CheckMachine(vm.id, "", *names, "", "")
+    if view.text("TEMPLATE/CPU_MODEL/MODEL"):
+        from ..vm import cpu_model
+
+        yield from cpu_model.can_start(vm, host, machine)
+    elif machine.machine:
+        yield On(host, (machine,))
 
 
 def running_domain(vm: Vm) -> str:

@@ -28,7 +28,7 @@ from ...named import NamedTuple
 from ...opennebula.args import Move, VmPlace
 from ...opennebula.states import LcmState
 from ...opennebula.xml import Vm
-from ..disk.disks import DRIVER, running_domain
+from ..disk.disks import DRIVER, can_start, running_domain
 from ..under_way import why_over
 from . import checklist
 
@@ -157,6 +157,8 @@ def _relayed(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, is_home: b
         found, machine = yield On(place.host, (mark, s.SeeMachine(place.vm, place.path, guest)))
         fits = checklist.can_run(vm, machine)
     else:
+        if vm.lcm_state == LcmState.PROLOG_UNDEPLOY:
+            yield from can_start(vm, there.host)
         found = yield from ask(place.host, mark)
     unmark = On(place.host, (s.UnmarkVm(place.vm, place.path, found.token),))
     if is_home:
