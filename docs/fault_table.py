@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-OLDER = {"84b7bda": ("0.1.0", range(1, 22)), "2a155d3f": ("2a155d3f", range(22, 92))}
+OLDER = {"84b7bda": ("0.1.0", range(1, 22)), "2a155d3f": ("2a155d3f", range(22, 95))}
 """Commits that tests/against.py has run today's tests against: the version each is, and the numbers of what
 was found in it.
 """
@@ -95,6 +95,8 @@ TITLES = {
     86: "Backups that carry only what changed",
     90: "Increments of disks on Ceph",
     91: "One moment of all disks",
+    87: "A CPU that a host lacks is refused before anything of the VM comes",
+    88: "Hosts whose processors differ are named before a guest crashes on one",
     81: "Timers run under systemd, fail in sight, and leave no trace",
     82: "Commands that pages and lists name are ones that work",
     79: "An upgrade changes what is ours and nothing else, and says which commit it is",

@@ -322,7 +322,40 @@ def libvirt(question: Question) -> Dict[str, Any]:
         "virtiofs": knows_virtiofs(said(["virsh", "-c", question.libvirt, "domcapabilities"], LIBVIRT_S)),
         "confines": confines(capabilities),
         "user": qemu_user(capabilities),
+        "processor": processor(),
+        "passed_through": passed_through(),
     }
+
+
+def processor(path: str = "/proc/cpuinfo") -> Dict[str, Any]:
+    """Return what the kernel says of this machine's first processor: of which kind it is, its name, and what
+    it has.
+
+    Two kernels may have other words for what it has, so the kernel is said too.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        rows = re.findall(r"^([^\t:\n]+?)[\t ]*: *(.*)$", file.read().partition("\n\n")[0], re.MULTILINE)
+    said = dict(rows)
+    # x86, or ARM.
+    names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU variant", "CPU part")
+    kind = " ".join(said[name] for name in names if name in said)
+    has = said.get("flags") or said.get("Features") or ""
+    name = said.get("model name") or kind
+    return {"kind": kind, "name": name, "has": sorted(set(has.split())), "kernel": os.uname().release}
+
+
+def passed_through() -> int:
+    """Return how many guests run here whose CPU is this machine's own (host-passthrough)."""
+    found = 0
+    for entry in os.scandir("/proc"):
+        try:
+            with open(f"{entry.path}/cmdline", "rb") as file:
+                words = file.read().split(b"\0") if entry.name.isdigit() else []
+        except OSError:
+            continue  # it has ended, or is hidden from others
+        cpu = words[words.index(b"-cpu") + 1 :][:1] if b"-cpu" in words and b"qemu" in words[0] else []
+        found += any(word.split(b",")[0] == b"host" for word in cpu)
+    return found
 
 
 def knows_virtiofs(answer: Tuple[int, str]) -> Optional[bool]:

@@ -279,6 +279,8 @@ LIBVIRT = {
     "virtiofs": ("flag", None),
     "confines": ["text"],
     "user": "text",
+    "processor?": {"kind": "text", "name": "text", "has": ["text"], "kernel": "text"},
+    "passed_through?": "count",
 }
 OS = {"id": "text", "version": "text", "like": ["text"], "installer": "text", "libvirt": "text"}
 SIGNED = {"place": "text", "machine?": "text", "count?": "number", "seen?": {"*": "number"}}

@@ -171,6 +171,13 @@ SIGNED_BY_M = {"signed": {"/p": {"machine": "m", "count": 4, "place": "/p"}}}
 KEYS = {"one": PoolOfShares([7], ["max_bytes"], [])}
 CLIENT = image("<SEMISHARED_SHARE_ACCESS>client</SEMISHARED_SHARE_ACCESS>")
 WRITES = made("cephfs", pools=KEYS)._replace(store=store(more="<SEMISHARED_FS>cephfs</SEMISHARED_FS>"))
+
+
+def runs(*has: str) -> dict[str, Any]:
+    """Return what a host says that has these things in its processor, and one guest that sees them."""
+    return {"processor": {"kind": "v 6 85", "name": "P", "has": has, "kernel": "6.1"}, "passed_through": 1}
+
+
 CASES: dict[str, tuple[Any, Any]] = {
     # row: what it finds something in, and what not
     "installed": (Site("fe", ("a line",)), Site("fe")),
@@ -257,6 +264,10 @@ CASES: dict[str, tuple[Any, Any]] = {
     "local-inodes": (room(inodes=0), room(inodes=0, no_inodes=True)),
     "one-machine": ({"a": SIGNED_BY_M, "b": SIGNED_BY_M}, {"a": SIGNED_BY_M}),
     "qemu-mixed": ({(7, 2): ["a"], (10, 0): ["b"]}, {(7, 2): ["a", "b"]}),
+    "cpu-passthrough": (
+        {"a": runs("x"), "b": {**runs("y"), "passed_through": 0}},
+        {"a": runs("x"), "b": runs("x"), "c": {"error": "why"}},
+    ),
     "own-disk": ([{"machine": "a", "place": "/p", "names": "a, b", "directories": "/p"}], []),
     "root-marked": (made(marker=""), made()),
     "root-answers": (made(wrong="why", mend="how"), made()),

@@ -291,6 +291,12 @@ qemu-mixed: Does a guest move live from each host to each other?
     warning: QEMU is {old} on {older}, {new} on {newer}: a VM that was started on the newer may have a machine
     type that the older lacks, and does not move there
     -> update QEMU on {older}; or name in the VM's template a machine type that both have (OS/MACHINE)
+[processors]  The processors of the hosts of a cluster, and the guests that have one of these as theirs.
+cpu-passthrough: May a guest with its host's CPU move live to each other host?
+    warning: {guests} on {running} have their host's CPU (host-passthrough), and the hosts of its cluster have
+    not the same: {kinds}. libvirt lets such a guest move live, and on another processor it may fail or crash
+    -> power these VMs off to move them; or name a CPU_MODEL that all hosts have, or EVC_MODE of the cluster
+    (docs/reference/support.md)
 [shared]  What all machines have signed.
 own-disk: Is each machine's own place on its own disk?
     broken: {place} is one directory on {names}: what is in {directories} has to be each machine's own

@@ -291,21 +291,61 @@ def _older(hosts: Mapping[tuple[int, ...], Sequence[str]]) -> list[dict[str, str
     return [{"machine": min(older), "old": texts[0], "new": texts[1], "older": names[0], "newer": names[1]}]
 
 
+Processors = Mapping[str, Mapping[str, Any]]
+"""Host -> what it says of libvirt, of its processor and of guests that have it."""
+
+
+def _passed_through(hosts: Processors) -> list[dict[str, str]]:
+    """Return the guests that have their host's CPU, where the hosts have not the same.
+
+    libvirt cannot compare what it does not know: such a guest's CPU has no name. A host that has more than
+    another one could take the other's guests; that it is so in all that a guest sees, no host says.
+    """
+    running = {name: said["passed_through"] for name, said in hosts.items() if said.get("passed_through")}
+    seen = {name: said["processor"] for name, said in hosts.items() if said.get("processor")}
+    # Another kernel has other words for what a processor has.
+    by_all = len({its["kernel"] for its in seen.values()}) == 1
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for name, its in sorted(seen.items()):
+        alike.setdefault((its["kind"], tuple(its["has"]) if by_all else ()), []).append(name)
+    if not running or len(alike) < 2:
+        return []
+    every = {word for _, words in alike for word in words} if len({kind for kind, _ in alike}) == 1 else set()
+    kinds = []
+    for (_, has), names in alike.items():
+        lacks = sorted(every - set(has))
+        words = [*lacks[:MOST_WORDS], *["..."] * (len(lacks) > MOST_WORDS)]
+        without = f" without {' '.join(words)}" if words else ""
+        kinds.append(f"{seen[names[0]]['name']}{without} on {', '.join(names)}")
+    count = sum(running.values())
+    fields = {"guests": f"{count} guest{'s' * (count > 1)}", "running": ", ".join(sorted(running))}
+    return [{"machine": min(running), **fields, "kinds": "; ".join(kinds)}]
+
+
+MOST_WORDS = 6
+"""Of what a processor lacks: there may be a hundred."""
 SIGNED: dict[str, Judge] = {
     "one-machine": _one_of_many,
     "own-disk": lambda found: found,
     "qemu-mixed": _older,
+    "cpu-passthrough": _passed_through,
 }
 
 
 def _clusters(answers: Answers, hosts: Sequence[Host]) -> list[Finding]:
     found: dict[int, dict[tuple[int, ...], list[str]]] = {}
+    said: dict[int, dict[str, Mapping[str, Any]]] = {}
     for host in hosts:
         answer = answers.get(host.name)
-        qemu = answer.get("libvirt", {}).get("qemu") if isinstance(answer, dict) else ""
+        libvirt = answer.get("libvirt", {}) if isinstance(answer, dict) else {}
+        said.setdefault(host.cluster_id, {})[host.name] = libvirt
+        qemu = libvirt.get("qemu")
         if qemu:
             found.setdefault(host.cluster_id, {}).setdefault(version(str(qemu))[:2], []).append(host.name)
-    return [one for number in sorted(found) for one in judged("cluster", SIGNED, found[number], "")]
+    findings = [one for number in sorted(found) for one in judged("cluster", SIGNED, found[number], "")]
+    for number in sorted(said):
+        findings += judged("processors", SIGNED, said[number], "")
+    return findings
 
 
 def _one_machine(answers: Answers) -> list[Finding]:
