@@ -74,6 +74,9 @@ def test_what_libvirt_would_not_start(cloud: Cloud, cpu: str, words: str) -> Non
     for host in cloud.lab.hosts:
         found = said(host, cloud.lab.virt, cpu)
         assert (words in found) if words else found == "", found
+        look = "virsh -c qemu:///system list --all --name; find /var/lib/libvirt /run/libvirt"
+        left = host.run(["sh", "-c", look], user="root")
+        assert b"cpu-probe" not in left.stdout
 
 
 def test_what_is_wrong_beside_the_cpu_refuses_none(cloud: Cloud) -> None:
