@@ -6,7 +6,7 @@
 
 An action is listed from its third second on, if it moves bytes, on the machine that moves them: a base that
 comes from another host is there twice, where it is sent and where it arrives. What ends is not listed any
-more; the VM's log has what it took. ON is the machine, SINCE the time there when it began.
+more; oned's log has what it took. ON is the machine, SINCE the time there when it began.
 
 exit codes: 0 said, or --watch was ended; 2 a machine or oned could not be asked
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line in the VM's log of the bytes that an action has moved on a machine.
+"""The line in the log of the bytes that an action has moved on a machine.
 
     h2: 300.0 MiB read from the store in 3.8 s (78.9 MiB/s), 12.0 MiB received from h3
 

@@ -65,22 +65,27 @@ MOST = 1000
 def begun(action: str, step: Step, plan: Sequence[Step], since_s: float) -> jobs.Note:
     """Return the note of a step of a plan which has been at work for `since_s` seconds.
 
-    What the step does not name, such as the VM of a base that is fetched, another step of the plan does.
+    What the step does not name, such as the VM of a base that is fetched, another step of the plan does: its
+    disk too, if the plan is about one disk.
     """
-    vm = disk = -1
-    image = ""
-    for one in (step, *plan):
-        found = getattr(one, "disk", None)
-        if vm < 0:
-            vm = found.vm if isinstance(found, DiskRef) else _number(getattr(one, "vm", -1))
-            disk = found.disk if isinstance(found, DiskRef) else -1
-        image = image or _image(one)
+    vm, disks = _about(step)
+    others = [_about(one) for one in plan]
+    if vm < 0:
+        vm = next((number for number, _ in others if number >= 0), -1)
+        disks = {disk for number, found in others if number == vm for disk in found}
+    disk = disks.pop() if len(disks) == 1 else -1
+    image = next(filter(None, map(_image, (step, *plan))), "")
     kind = KINDS.get(type(step).__name__, WORK)
     return jobs.Note(action, kind, vm=vm, disk=disk, image=image, since_s=since_s)
 
 
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else -1
+def _about(step: Step) -> tuple[int, set[int]]:
+    """Return the VM that a step names, -1 for none, and its disk."""
+    disk = getattr(step, "disk", None)
+    if isinstance(disk, DiskRef):
+        return disk.vm, {disk.disk}
+    vm = getattr(step, "vm", -1)
+    return (vm if isinstance(vm, int) else -1), set()
 
 
 def _image(step: Step) -> str:

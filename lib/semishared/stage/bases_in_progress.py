@@ -187,7 +187,9 @@ class Account:
     def tell(self, source: str, *, now: bool = False, **more: object) -> None:
         """Report progress to the front-end, at most once in TELL_S seconds unless `now`."""
         of = self._target.total * extents.EXTENT
-        progress.reached(self._target.count * extents.EXTENT, of, SAID.get(source, source))
+        # One that was asked and had nothing is no source: what comes slowly then seems to come from there.
+        name = SAID.get(source, source) if source in self.sources else ""
+        progress.reached(self._target.count * extents.EXTENT, of, name)
         if now or time.monotonic() - self._told > TELL_S:
             self._told = time.monotonic()
             self._tell(

@@ -115,9 +115,8 @@ class Note:
             "asked_by": (asked_by or progress.asked_by or "oned")[:TEXT],
             "since": int(time.time() - since_s),
         }
-        self._began = time.monotonic() - since_s
         self._goal = progress.goal
-        self._seen: Deque[Tuple[float, int]] = deque()
+        self._seen: Deque[Tuple[float, int]] = deque([(time.monotonic() - since_s, 0)])
         self._is_noted = False
         self.data: dict[str, object] = {}
         """What was seen last, {} of work that moves nothing."""
@@ -128,8 +127,7 @@ class Note:
         if goal is not self._goal:
             # The step has gone on to another of its movements, which has a size of its own.
             self._goal = goal
-            self._began = self._seen[-1][0] if self._seen else self._began
-            self._seen.clear()
+            self._seen = deque([(self._seen[-1][0], 0)])
         done = goal.done()
         self._seen.append((now, done))
         while now - self._seen[0][0] > WINDOW_S and len(self._seen) > 2:
@@ -149,8 +147,6 @@ class Note:
     def _rate(self) -> int:
         """Return the bytes per second of the last seconds."""
         (then, before), (now, done) = self._seen[0], self._seen[-1]
-        if len(self._seen) == 1:
-            then, before = self._began, 0
         return max(0, int((done - before) / max(now - then, 0.1)))
 
     def _write(self, data: dict[str, object]) -> None:
