@@ -104,6 +104,7 @@ TITLES = {
     78: "What was done is known afterwards, and by whom",
     83: "What a verb would do is said before it does it",
     84: "A program that asks for JSON gets it",
+    92: "What is shown and backed up is so under a real oned",
 }
 LONGEST = 120
 """Characters of what a failed test said."""

@@ -12,11 +12,10 @@ from semishared.tools import jobs as notes
 from semishared.tools import progress
 
 BASE = s.StageBase("/bases", s.ImageRef(100, 7, "raw", "/store/7"))
-FAULT = pytest.mark.fault(92, "what a deploy copies is shown at its disk, with its source and rate")
 OVERLAY = s.CreateOverlay(s.DiskRef(5, 1, "/vms/5"), BASE.image, 0, "")
 
 
-@FAULT
+@pytest.mark.fault(92, "what a deploy copies is shown at its disk, with its source and rate")
 def test_a_base_is_shown_at_the_disk_that_it_is_for() -> None:
     plan = [BASE, s.PrepareVm(5, "/vms/5"), OVERLAY]
     noted = jobs.begun("clone", BASE, plan, 3.0)._fixed
@@ -28,7 +27,7 @@ def test_a_base_is_shown_at_the_disk_that_it_is_for() -> None:
     assert (noted["vm"], noted["disk"]) == (5, -1), "what is of a whole VM"
 
 
-@FAULT
+@pytest.mark.fault(92, "what a deploy copies is shown at its disk, with its source and rate")
 def test_a_source_that_had_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "goal", progress.Goal())
     account = Account(Targets(lambda target: None), lambda **_: None)
@@ -40,7 +39,7 @@ def test_a_source_that_had_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> N
     assert progress.goal.source == "the store", "h2 has sent nothing"
 
 
-@FAULT
+@pytest.mark.fault(92, "what a deploy copies is shown at its disk, with its source and rate")
 def test_what_came_before_the_first_look_counts_for_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notes.Note, "_write", lambda note, data: None)
     monkeypatch.setattr(progress, "goal", progress.Goal())
