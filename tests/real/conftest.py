@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Sequence
+from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
 
 import pytest
 
@@ -73,10 +73,10 @@ def cloud() -> Iterator[RealCloud]:
 
 
 @contextmanager
-def brought_up(ceph: bool) -> Iterator[RealCloud]:
+def brought_up(ceph: bool, hosts: int = 2, stores: Tuple[int, ...] = (100,)) -> Iterator[RealCloud]:
     """Put up a cloud with our drivers, set up as an administrator does."""
-    with front_end.up(hosts=2, ceph=ceph) as (one, oned):
-        wait_on(oned, 2)
+    with front_end.up(hosts, stores, ceph) as (one, oned):
+        wait_on(oned, hosts)
         lab = one.lab
         lab.bring_checkout()
         lab.fe.run([INSTALL, "--yes"], user="root", timeout=300)
