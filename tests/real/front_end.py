@@ -27,8 +27,6 @@ CHANGES: Dict[str, Dict[str, str]] = {
         r"(SCHED_MAX_WND_TIME *= *)\d+": r"\g<1>3",
         r"(SCHED_RETRY_TIME *= *)\d+": r"\g<1>10",
         r'(DEFAULT_DEVICE_PREFIX *= *)"[a-z]+"': r'\g<1>"vd"',
-        # No test uses it: a Ruby program more, which on a busy machine starts too late for all.
-        r'(?ms)^VM_MAD *= *\[\s*NAME *= *"lxc".*?^\]$': "",
     },
 }
 """Disks are called as the lab's guests know them. Seconds between looks, other than OpenNebula ships them:
