@@ -97,6 +97,8 @@ TITLES = {
     91: "One moment of all disks",
     87: "A CPU that a host lacks is refused before anything of the VM comes",
     88: "Hosts whose processors differ are named before a guest crashes on one",
+    93: "What a backup datastore has merged is restored, each increment by its number",
+    94: "A VM with a TPM is backed up and restored",
     81: "Timers run under systemd, fail in sight, and leave no trace",
     82: "Commands that pages and lists name are ones that work",
     79: "An upgrade changes what is ours and nothing else, and says which commit it is",

@@ -70,6 +70,16 @@ class BadSetting(BadAttribute):
     )
 
 
+class TpmUnreadable(SemisharedError):
+    """The state of the TPM of a running VM, which no backup can do without, and root alone reads."""
+
+    id = "SS098"
+    remedy = (
+        "let oneadmin run /var/tmp/one/vtpm_setup by sudo there, as the package opennebula-node-kvm does; "
+        "or shut the VM down, and back it up while it is off"
+    )
+
+
 class NotSupported(SemisharedError):
     """A combination that this version does not do yet."""
 

@@ -198,6 +198,7 @@ STEPS = {
     "RestGuest": "disk.snapshots:rest_for",
     "RestoreDisk": "disk.restore:restore",
     "RestoreImage": "disk.restore:restore_bridged",
+    "RestoreTpm": "disk.firmware:restore_tpm",
     "RevertImage": ".revert",
     "SaveDisk": "disk.save_as:save_disk",
     "SeeDomain": "vmm.live_migration:see_domain",

@@ -30,7 +30,7 @@ from ..named import NamedTuple
 from ..tools import files, progress, qemu_img, storage_daemon
 from ..tools.effects import point
 from ..tools.rate_limit import priority, standing_back
-from . import backup_marks, records, recovery, snapshot_marks, sum_marks, vm_dir
+from . import backup_marks, firmware, records, recovery, snapshot_marks, sum_marks, vm_dir
 from .epochs import Planned
 from .save_as import opened
 
@@ -100,6 +100,7 @@ def _back_up(
         with files.enough_space(staged):
             os.makedirs(staged)
             point("backup begun")
+            firmware.save(step, staged, warn)
             if step.domain:
                 _copy_running(step, staged, disks, increment)
             else:

@@ -16,7 +16,6 @@ from ..errors import (
     BackupCancelled,
     BadArguments,
     MissingImage,
-    NotSupported,
     OnedUnavailable,
     ToolFailed,
 )
@@ -134,13 +133,13 @@ def restore(action: Action, asked: args.Restore) -> Plan:
     store = oned.datastore_with_secrets(image.store_id)
     if not DRIVER.match(store.store_driver):
         raise BadArguments(f"not a backup driver: {store.store_driver!r}")
-    data = (
-        b"<DS_DRIVER_ACTION_DATA>"
-        + b"".join(part.to_bytes() for part in (store, vm, image))
-        + b"</DS_DRIVER_ACTION_DATA>"
-    )
+    data = b"".join(part.to_bytes() for part in (store, vm, image))
+    if asked.increment != -1:
+        # `-i` says where the chain ends alone: without this the files listed are those of the last increment.
+        data += f"<TEMPLATE><INCREMENT_ID>{asked.increment}</INCREMENT_ID></TEMPLATE>".encode()
+    data = b"<DS_DRIVER_ACTION_DATA>" + data + b"</DS_DRIVER_ACTION_DATA>"
     known = {disk.id for disk in vm.disks}
-    urls = _listed(f"{REMOTES}/datastore/{store.store_driver}/ls", asked, data)
+    urls, tpm = _listed(f"{REMOTES}/datastore/{store.store_driver}/ls", asked, data)
     gone = sorted(urls.keys() - known)
     if asked.disk == -1 and gone:
         action.report.warn(f"VM {vm.id} no longer has disks {gone} of backup {asked.image}: they stay there")
@@ -148,11 +147,21 @@ def restore(action: Action, asked: args.Restore) -> Plan:
     if not urls:
         raise MissingImage(f"backup {asked.image} has nothing for VM {vm.id} (disk {asked.disk})")
     action.seq, action.bulk = vm.seq, True
-    return plan.restore(asked, vm, urls)
+    # As OpenNebula's own drivers: with the VM's first disk.
+    has_tpm = 0 in urls and vm.text("TEMPLATE/TPM/MODEL")
+    return plan.restore(asked, vm, urls, _of_last(tpm) if has_tpm else "")
 
 
-def _listed(program: str, request: args.Restore, data: bytes) -> dict[int, str]:
-    """Return the URL that the backup driver lists for each wanted disk."""
+def _of_last(url: str) -> str:
+    """Return the URL of a file that lies in the last increment of a chain, without those before it.
+
+    OpenNebula's downloaders take the files of a longer chain for disks that they merge.
+    """
+    return re.sub(r"\A([a-z+]+://[0-9]+/[0-9]*/)(?:[^/]*,)?([^/,]+/)", r"\1\2", url)
+
+
+def _listed(program: str, request: args.Restore, data: bytes) -> tuple[dict[int, str], str]:
+    """Return the URL that the backup driver lists for each wanted disk, and that of a TPM's state or ''."""
     from ..tools.run import stream
 
     text = b"".join(stream([program, "-i", str(request.increment)], stdin=data))
@@ -161,6 +170,6 @@ def _listed(program: str, request: args.Restore, data: bytes) -> dict[int, str]:
         urls = {int(disk): str(url) for disk, url in found.items() if disk.isdigit()}
     except (ValueError, AttributeError, RecursionError):
         raise ToolFailed(f"{program}: its answer is no list of disks: {text[:200]!r}") from None
-    if "tpm" in found:
-        raise NotSupported(f"backup {request.image} has the state of a TPM, which cannot be restored yet")
-    return urls if request.disk == -1 else {disk: url for disk, url in urls.items() if disk == request.disk}
+    if request.disk != -1:
+        urls = {disk: url for disk, url in urls.items() if disk == request.disk}
+    return urls, str(found.get("tpm", ""))

@@ -110,6 +110,11 @@ def state_of(domain: Any) -> str:
     )
 
 
+def uuid(name: str) -> str:
+    """Return the UUID of a domain that is asked for by its name or UUID."""
+    return ask(name, "domuuid", lambda domain: str(domain.UUIDString()))
+
+
 def is_persistent(name: str) -> bool:
     """Return True if a domain is defined, not only running."""
     return ask(name, "dominfo", lambda domain: bool(domain.isPersistent()))

@@ -254,6 +254,8 @@ class BackUp(Step[None]):
     """The backup image of that increment, -1 for none."""
     newest: int = -1
     """The highest id of a backup image that the VM has, -1 for none."""
+    tpm: bool = False
+    """Whether the state of the VM's TPM is left, too."""
 
 
 class EndBackup(Step[None]):

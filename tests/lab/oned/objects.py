@@ -129,6 +129,8 @@ class Image:
     regtime: int = field(default_factory=now)
     modtime: int = 0
     uid: int = 0
+    increments: Dict[int, str] = field(default_factory=dict)
+    """Of a backup: by number, how its driver calls them."""
 
     def __post_init__(self) -> None:
         self.modtime = self.modtime or self.regtime
@@ -139,6 +141,10 @@ class Image:
 
     def to_xml(self) -> str:
         """Return what one.image.info serves."""
+        increments = "".join(
+            f"<INCREMENT><ID>{number}</ID><SOURCE>{cdata(name)}</SOURCE></INCREMENT>"
+            for number, name in self.increments.items()
+        )
         return (
             f"<IMAGE><ID>{self.id}</ID>{_owner(self.uid)}{_plain([('NAME', self.name)])}{_permissions()}"
             f"<TYPE>{self.type}</TYPE><DISK_TYPE>{self.disk_type}</DISK_TYPE>"
@@ -153,7 +159,7 @@ class Image:
             f"<DATASTORE_ID>{self.datastore_id}</DATASTORE_ID>{_plain([('DATASTORE', self.datastore)])}"
             f"{_ids('VMS', self.vms)}<CLONES></CLONES><APP_CLONES></APP_CLONES>"
             f"<TEMPLATE>{render(self.template)}</TEMPLATE><SNAPSHOTS>{render(self.snapshots)}</SNAPSHOTS>"
-            "<BACKUP_INCREMENTS></BACKUP_INCREMENTS><BACKUP_DISK_IDS></BACKUP_DISK_IDS></IMAGE>"
+            f"<BACKUP_INCREMENTS>{increments}</BACKUP_INCREMENTS><BACKUP_DISK_IDS></BACKUP_DISK_IDS></IMAGE>"
         )
 
 

@@ -15,7 +15,7 @@ error, follow.
     is_here     the front-end has the VM, and is not its host (delete, mvds)
     live        the VM runs (prebackup, postbackup)
     base_path   BACKUP_BASE_PATH of datastore.conf
-    urls        where a backup has each disk (restore)
+    urls        where a backup has each disk (restore), "tpm": the state of the VM's TPM
     stdin       what a hypervisor action finds there
     message     the driver message that attach_disk is given among its arguments
     described   what the host says of the VM's disks (cli_detach: `semishared detach`, on one host), "disks":
@@ -253,7 +253,7 @@ def failmigrate(case: Case) -> Plan:
 
 def restore(case: Case) -> Plan:
     urls = {int(disk): url for disk, url in case["urls"].items()}
-    return backup.restore(args.Restore.parse(case["argv"]), vm(case), urls)
+    return backup.restore(args.Restore.parse(case["argv"]), vm(case), urls, case.get("tpm", ""))
 
 
 def prebackup(case: Case) -> Plan:

@@ -147,6 +147,13 @@ class RestoreImage(Step[None]):
     image: ImageRef
 
 
+class RestoreTpm(Step[None]):
+    """Give a VM that is off the state of a TPM in the archive that follows, a backup's `disk.tpm.0`."""
+
+    vm: int
+    vm_dir: str
+
+
 # -- where images are changed --------------------------------------------------------------------------
 
 

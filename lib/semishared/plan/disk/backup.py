@@ -93,8 +93,12 @@ def prebackup(
     """Plan prebackup; `xml` is the future vm.xml. Raise NotSupported for another kind of backup."""
     if vm.backup_setting("INTERACTIVE") == "YES":
         raise NotSupported(f"interactive backup (VM {vm.id}) is not supported yet")
-    if vm.text("TEMPLATE/TPM/MODEL"):
-        raise NotSupported(f"VM {vm.id} has a TPM: backup of its state is not supported yet")
+    tpm = bool(vm.text("TEMPLATE/TPM/MODEL"))
+    if tpm and vm.backup_setting("MODE") == "INCREMENT":
+        raise NotSupported(
+            f"VM {vm.id} has a TPM, whose state OpenNebula's backup drivers cannot keep beside increments: "
+            f"its backups are of MODE = FULL"
+        )
     bridge = vm.text("BACKUPS/BACKUP_CONFIG/LAST_BRIDGE")
     if bridge and not are_one(bridge, asked.place.host):
         store = vm.text("BACKUPS/BACKUP_CONFIG/LAST_DATASTORE_ID")
@@ -120,7 +124,7 @@ def prebackup(
     place = asked.place
     back_up = s.BackUp(
         place.vm, place.path, directory(asked, base_path), ids, domain, freeze if domain else "NONE", xml, *at
-    )._replace(**increment(vm))
+    )._replace(tpm=tpm, **increment(vm))
     if vm.backup_setting("INCREMENT_MODE") == "SNAPSHOT" and back_up.since is not None:
         text = f"INCREMENT_MODE = SNAPSHOT of VM {vm.id}: what changed is told as for CBT"
         yield Say(lambda: [("info", text)])
@@ -147,8 +151,10 @@ def postbackup(asked: Backup, base_path: str, *, live: bool) -> Plan:
     )
 
 
-def restore(asked: Restore, vm: Vm, urls: Mapping[int, str]) -> Plan:
-    """Plan restore: the disks of `urls` get what is there; the VM is off."""
+def restore(asked: Restore, vm: Vm, urls: Mapping[int, str], tpm: str = "") -> Plan:
+    """Plan restore: the disks of `urls` get what is there, the VM's TPM its state at the URL `tpm` ('': stays
+    as it is); the VM is off.
+    """
     from ...model.disk.record import described
 
     place, domain = asked.place, vm.deploy_id or f"one-{vm.id}"
@@ -167,6 +173,10 @@ def restore(asked: Restore, vm: Vm, urls: Mapping[int, str]) -> Plan:
             yield from rbd.restore(place.host, disk, image, size, Download(url))
         else:
             yield Feed(On(place.host, (s.RestoreDisk(disk, size),)), Download(url))
+    if tpm:
+        from ...model.store.image_steps import RestoreTpm
+
+        yield Feed(On(place.host, (RestoreTpm(vm.id, place.path),)), Download(tpm))
 
 
 def domain_of(asked: Backup, live: bool) -> str:
