@@ -94,15 +94,19 @@ class Kept:
         )
         return self.model.cloud.oned.vm(self.model.vm).to_xml().replace("</VM>", said).encode()
 
-    def call(self, action: str, **how: str) -> subprocess.CompletedProcess[bytes]:
-        """Run (pre|post)backup(_live) as oned does."""
+    def argv(self, action: str) -> List[str]:
+        """Return the words of (pre|post)backup(_live), as oned has them."""
         cloud, vm = self.model.cloud, self.model.vm
         record = cloud.oned.vm(vm)
         disks = ":".join(str(number) for number in sorted(self.model.numbers.values()))
         place = f"{record.last.host.name}:{cloud.vm_dir(vm)}"
         words = [f"/var/lib/one/remotes/tm/semishared/{action}", place, disks, record.deploy_id, "-", str(vm)]
-        return cloud.lab.fe.run(
-            [*words, str(record.last.ds_id)], user="oneadmin", input=self.xml(**how), check=False, timeout=120
+        return [*words, str(record.last.ds_id)]
+
+    def call(self, action: str, **how: str) -> subprocess.CompletedProcess[bytes]:
+        """Run (pre|post)backup(_live) as oned does."""
+        return self.model.cloud.lab.fe.run(
+            self.argv(action), user="oneadmin", input=self.xml(**how), check=False, timeout=120
         )
 
     @property

@@ -201,7 +201,8 @@ def arrives(world: World, data: bytes) -> None:
     directory = world.system / "5"
     directory.mkdir(exist_ok=True)
     sha256 = hashlib.sha256(data).hexdigest()
-    world.on(RestoreTpm(5, str(directory)), data=[data], sha256=sha256)
+    pieces = [data[at : at + (1 << 20)] for at in range(0, len(data), 1 << 20)]
+    world.on(RestoreTpm(5, str(directory)), data=pieces, sha256=sha256)
 
 
 @pytest.mark.parametrize(

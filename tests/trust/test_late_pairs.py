@@ -86,7 +86,7 @@ TABLE = (
         "the VM's",
         OWN,
         "PrepareVm CreateOverlay CreateRemote CreateVolatile CopyImage CopyFile ReceiveFile RecordNetwork "
-        "ConfirmDisk NoteIoClasses NoteClients NoteClasses NoteHot PlaceLayers AddDeltas",
+        "ConfirmDisk NoteIoClasses NoteClients NoteClasses NoteHot PlaceLayers AddDeltas RestoreTpm",
     ),
     Compared(
         f"{GUARD}, and whether the disk was made after what its removal was planned for "
