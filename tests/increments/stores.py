@@ -66,7 +66,7 @@ class Rsync:
         self.chain[number] = name
 
     def _oldest(self, keep_last: int) -> List[int]:
-        return list(self.chain)[: len(self.chain) - keep_last + 1]
+        return list(self.chain)[: max(len(self.chain) - keep_last + 1, 0)]
 
     def flatten(self, keep_last: int) -> None:
         """Merge the oldest increments until so many are left."""
