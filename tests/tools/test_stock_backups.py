@@ -42,7 +42,7 @@ class StockDisk:
         subprocess.run(["qemu-img", "bitmap", "--add", self.path, f"one-7-{number}"], check=True)
 
     def full(self, target: Path) -> None:
-        words = ["-m", "4", "-O", "qcow2", self.path, target]
+        words = ["-m", "4", "-O", "qcow2", str(self.path), str(target)]
         subprocess.run(["qemu-img", "convert", *words], check=True)
 
     def increment(self, number: int, target: Path) -> None:
@@ -64,7 +64,7 @@ class StockDisk:
                 stdout=subprocess.PIPE,
             )
             uri = f"nbd+unix:///?socket={socket}"
-            words = ["-q", "-f", "qcow2", "-F", "raw", "-b", uri, target]
+            words = ["-q", "-f", "qcow2", "-F", "raw", "-b", uri, str(target)]
             subprocess.run(["qemu-img", "create", *words], check=True)
             script = f"open -C -t none -i native -o driver=qcow2 {target}\n"
             for part in json.loads(said.stdout):

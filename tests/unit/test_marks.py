@@ -113,7 +113,8 @@ def test_notes_of_older_versions_have_bitmaps_alone() -> None:
     known = mark()._replace(snapshots=(1,), sums=(0,))
     data = {"version": marks.VERSION, "marks": json.loads(json.dumps(marks.to_data((known,))))}
     assert marks.from_data(data) == (known,)
-    for wrong in ([7], ["1"], 1, [[]]):
+    damaged: List[Any] = [[7], ["1"], 1, [[]]]
+    for wrong in damaged:
         for kind in ("snapshots", "sums"):
             assert marks.from_data({**data, "marks": [{**data["marks"][0], kind: wrong}]}) == ()
     del data["marks"][0]["snapshots"], data["marks"][0]["sums"]

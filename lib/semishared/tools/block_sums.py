@@ -50,7 +50,8 @@ def take(image: str, format: str, path: str, since: str = "") -> List[Part]:
     Return the parts of whole blocks that differ from those of which the sums are in `since`; all of them
     without that.
     """
-    size, found = qemu_img.virtual_size(image, format), []
+    size = qemu_img.virtual_size(image, format)
+    found: List[Part] = []
     total = hashlib.blake2b(digest_size=SUM)
     with ExitStack() as stack:
         source = stack.enter_context(open(image, "rb"))
