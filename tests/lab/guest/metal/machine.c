@@ -7,7 +7,7 @@
 
 enum { COM = 0x3F8, PM = 0x600, TICKS = 3579545, WRAP = 1 << 24 };
 enum { LOCAL = 0xFEE00000, IO = 0xFEC00000, GONE_BY = 0x40, COM_VECTOR, ACPI_VECTOR, DISK_VECTOR };
-enum { POWER_BUTTON = 0x100, HOT_PLUG = 2, PRESSED_MS = 100 };
+enum { POWER_BUTTON = 0x100, HOT_PLUG = 2, PRESSED_MS = 250 };
 
 int q35;
 
@@ -231,7 +231,7 @@ void acpi(void)
         outb(plug_status(), 0xFF);
         if (inw(PM) & POWER_BUTTON) {
             outw(PM, POWER_BUTTON);
-            // Not before who pressed it knows: libvirt 7.0 takes a QEMU that ends meanwhile for one that has failed.
+            // Not before who pressed it knows: libvirt takes a QEMU that ends meanwhile for one that has failed.
             for (u64 since = now_ms(); now_ms() < since + PRESSED_MS;)
                 idle(PRESSED_MS / 10);
             power_off();
