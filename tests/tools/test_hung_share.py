@@ -51,6 +51,41 @@ ending.ended(1)
 """
 
 
+LEAVE = """
+import sys
+sys.path.insert(0, {lib!r})
+from semishared.disk import backup_marks
+from semishared.model.disk.place import IN_PLACE
+from semishared.model.disk.record import Record
+from semishared.tools import ending, hung_store
+hung_store.LIMIT_S = 1.0
+backup_marks.leave(7, {vm_dir!r}, Record(1, IN_PLACE, "qcow2", {image!r}))
+print("left", flush=True)
+ending.ended(0)
+"""
+
+
+def test_marks_in_an_image_hold_no_removal_up_while_its_store_hangs(tmp_path: Path) -> None:
+    store, vm_dir = tmp_path / "store", tmp_path / "7"
+    store.mkdir()
+    (vm_dir / ".semishared").mkdir(parents=True)
+    (vm_dir / ".semishared" / "marks.json").write_text('{"version": 1, "marks": []}')
+    leave = LEAVE.format(lib=LIB, vm_dir=str(vm_dir), image=f"{store}/image")
+    with subprocess.Popen(["/usr/bin/python3", "-c", HOLD, store], stdout=subprocess.PIPE) as server:
+        assert server.stdout
+        asked = None
+        try:
+            assert server.stdout.readline() == b"mounted\n"
+            asked = subprocess.Popen(["/usr/bin/python3", "-c", leave], stdout=subprocess.PIPE)
+            said = asked.communicate(timeout=20)[0].decode()
+        finally:
+            server.kill()
+            subprocess.run(["umount", "-l", store], check=True)
+            if asked:
+                asked.wait(10)
+    assert said == "left\n"
+
+
 def test_a_deploy_ends_while_its_share_hangs(tmp_path: Path) -> None:
     root = tmp_path / "shares"
     root.mkdir()

@@ -71,19 +71,16 @@ def leave(vm: int, vm_dir: str, record: Record) -> None:
     """
     if files.is_absent(disk_names.marks(vm_dir)) or not record.place.is_image:
         return
-    from ..tools.hung_store import unless_it_hangs
-
-    def leave_none() -> None:
+    try:
+        # Its store may be away, for which no removal waits: Ceph has limits of time, what is mounted has none.
         if record.network:
             from . import snapshot_marks
 
             snapshot_marks.drop(vm, record)
         else:
-            drop(record)
+            from ..tools import hung_store
 
-    try:
-        # Its store may be away, for which no removal waits.
-        unless_it_hangs(leave_none, None)
+            hung_store.unless_its_process_hangs(lambda: drop(record), None, hung_store.LIMIT_S)
     except (SemisharedError, OSError):
         pass
 
