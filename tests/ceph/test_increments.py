@@ -8,24 +8,16 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Set
+from typing import Dict, Iterator, List
 
 import pytest
 
-from increments.kept import KIB, Kept, Model
+from increments.kept import KIB
+from increments.mixed import MIB, TARGETS, Mixed
 from lab.ceph import POOL, Cluster
-from lab.cloud import RBD_STORE, Cloud
+from lab.cloud import Cloud
 from lab.guest import content
 
-MIB = 16
-DATA = content("base", 0, 64)
-PLACES: Dict[str, Dict[str, Any]] = {
-    "in-place": {},
-    "store-clone": {"SEMISHARED_PLACE": "shared"},
-    "overlay": {},
-}
-"""Disks 1 to 3; disk 4 is a volatile one."""
-TARGETS = {"in-place": "vdb", "store-clone": "vdc", "overlay": "vdd", "volatile": "vde"}
 GONE = "its snapshot of that increment is gone"
 
 
@@ -33,48 +25,6 @@ GONE = "its snapshot of that increment is gone"
 def only_this_test(cloud: Cloud) -> Iterator[None]:
     yield
     cloud.delete_all()
-
-
-class Mixed:
-    """The VM, and its backups."""
-
-    def __init__(self, cloud: Cloud, os_image: int, where: Path, name: str) -> None:
-        self.cloud = cloud
-        self.images = {
-            place: cloud.data_image(
-                f"{name}-{place}", DATA, MIB, persistent=place == "in-place", store=RBD_STORE, **attributes
-            )
-            for place, attributes in PLACES.items()
-        }
-        disks: List[Dict[str, str]] = [{"IMAGE_ID": str(os_image)}]
-        disks += [{"IMAGE_ID": str(image)} for image in self.images.values()]
-        disks.append({"TYPE": "fs", "SIZE": str(MIB), "FORMAT": "qcow2"})
-        self.vm = cloud.deploy(name, disks, context=False)
-        self.numbers = {place: number for number, place in enumerate(TARGETS, 1)}
-        firsts = {place: DATA if place in PLACES else b"" for place in TARGETS}
-        self.model = Model(
-            cloud,
-            self.vm,
-            {target: (self.numbers[place], MIB, firsts[place]) for place, target in TARGETS.items()},
-        )
-        self.kept = Kept(self.model, where)
-
-    @property
-    def other(self) -> str:
-        return "h2" if self.cloud.oned.vm(self.vm).last.host.name == "h1" else "h1"
-
-    def marks(self) -> Dict[str, int]:
-        """Return how many marks each image of the VM has in the pool."""
-        found = {
-            name: sum(snap["name"].startswith(f"semishared-backup-{self.vm}-") for snap in image["snaps"])
-            for name, image in self.cloud.lab.ceph.images().items()
-        }
-        return {name: count for name, count in found.items() if count}
-
-    def backed_up(self, **how: Any) -> Set[str]:
-        """Make the next backup; return the places of the disks of which all is in it."""
-        self.kept.back_up(**how)
-        return {place for place, number in self.numbers.items() if number in self.kept.whole[-1]}
 
 
 @pytest.mark.fault(90, "an increment of a disk on Ceph has what changed alone")

@@ -546,6 +546,19 @@ def test_agent_freezes_the_file_systems_for_a_live_snapshot(live: Live) -> None:
     goes_on(live)
     live.end_backup({})
     live.at_rest()
+    # Both, one after the other, as an increment with disks on Ceph and others wants it.
+    both = s.RestGuest(VM, VM_DIR, DOMAIN, "AGENT-AND-SUSPEND")
+    with live.session({}) as session:
+        seen: List[str] = []
+        session.run([both], answer=lambda _: {"seen": seen.append(live.virsh("domstate", DOMAIN))})
+    assert seen == ["paused"]
+    goes_on(live)
+    live.at_rest()
+    with pytest.raises(SemisharedError), live.session({"SEMISHARED_KILL_AT": "4"}) as session:
+        session.run([both], answer=lambda _: {})
+    goes_on(live)
+    live.run({}, s.DescribeDisk(live.ref(OVERLAY), DOMAIN))
+    live.at_rest()
     # It froze, and nobody heard so: thawed, then suspended.
     save = s.SaveDisk(live.ref(OVERLAY), SAVED, "raw", DOMAIN, freeze="AGENT-OR-SUSPEND")
     (found,) = live.run({"FAIL_IN": "domfsfreeze", "FAIL": "after"}, save)

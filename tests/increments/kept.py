@@ -94,6 +94,10 @@ class Kept:
         )
         return self.model.cloud.oned.vm(self.model.vm).to_xml().replace("</VM>", said).encode()
 
+    def asked(self) -> Dict[str, int]:
+        """Return the fields of a step that say which increment oned wants."""
+        return {"since": self.last, "chain": self._image, "newest": max(self._images)}
+
     def argv(self, action: str) -> List[str]:
         """Return the words of (pre|post)backup(_live), as oned has them."""
         cloud, vm = self.model.cloud, self.model.vm

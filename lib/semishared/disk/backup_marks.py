@@ -72,7 +72,7 @@ def leave(vm: int, vm_dir: str, record: Record) -> None:
     if files.is_absent(disk_names.marks(vm_dir)) or not record.place.is_image:
         return
     try:
-        # Its store may be away, for which no removal waits: Ceph has limits of time, what is mounted has none.
+        # Its store may be away, for which no removal waits. Ceph has its limits of time.
         if record.network:
             from . import snapshot_marks
 

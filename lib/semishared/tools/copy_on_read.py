@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import islice
 from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple
 
 from ..errors import NoSpace, ToolFailed
@@ -18,6 +19,8 @@ CLUSTER = 65536
 """Bytes: that of a qcow2 file which qemu-img makes."""
 AT_ONCE = 128
 """Reads in flight, each of one cluster: QEMU tells zeros from data by what one read has."""
+MOST = 1 << 18
+"""Reads of one qemu-io, of 16 GiB: what it is to do is in memory."""
 PROMPT = "qemu-io> "
 
 
@@ -48,13 +51,6 @@ def copy(
     `source`: the disk as a node of QEMU's. `within`: words of programs that start qemu-io; `rate`: bytes per
     second, 0 for no limit. Raise NoSpace or ToolFailed.
     """
-    lines = []
-    size = qemu_img.virtual_size(target, "qcow2")
-    for number, (offset, length) in enumerate(clusters(parts, size), 1):
-        # QEMU lets go at once what a limit holds back when it is to wait for all of it.
-        lines.append(f"{'read' if rate else 'aio_read'} -q {offset} {length}\n")
-        if number % AT_ONCE == 0 and not rate:
-            lines.append("aio_flush\n")
     file = {"driver": "file", "filename": target}
     below, limits = dict(source), []
     if rate:
@@ -62,9 +58,19 @@ def copy(
         limits = ["--object", f"throttle-group,id=rate,x-bps-read={rate}"]
     name = "json:" + json.dumps({"driver": "qcow2", "file": file, "backing": below})
     argv = [*within, "qemu-io", *limits, "-C", *qemu_img.past_the_cache(target), name]
+    wanted = clusters(parts, qemu_img.virtual_size(target, "qcow2"))
+    while some := list(islice(wanted, MOST)):
+        _read(argv, some, target, at_once=1 if rate else AT_ONCE)
+
+
+def _read(argv: list[str], wanted: Sequence[Tuple[int, int]], target: str, at_once: int) -> None:
     with run.memory() as script:
         with open(script, "w", encoding="ascii", closefd=False) as given:
-            given.writelines([*lines, "aio_flush\n"])
+            for number, (offset, length) in enumerate(wanted, 1):
+                # At a flush QEMU lets go at once of what a limit holds back.
+                given.write(f"{'read' if at_once == 1 else 'aio_read'} -q {offset} {length}\n")
+                if at_once > 1 and (number % at_once == 0 or number == len(wanted)):
+                    given.write("aio_flush\n")
         os.lseek(script, 0, os.SEEK_SET)
         # A read that fails in flight is in what it says, not in its exit code.
         said = run.work(argv, stdin=script).replace(PROMPT, "").strip()
