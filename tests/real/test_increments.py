@@ -21,6 +21,7 @@ from lab.guest import METAL, content
 from lab.oned import ActionFailed, Refused
 from lab.oned.states import Vm as State
 from real.conftest import RealCloud, brought_up, wait_until
+from real.front_end import version
 from real.recording import Recorder, default_folder
 
 KIB, MIB = 64, 16
@@ -121,7 +122,7 @@ class Chain:
         disks = [{"IMAGE_ID": str(one)} for one in images]
         boots = {"ARCH": "x86_64", "MACHINE": stage.cloud.lab.machine, **METAL.os}
         self.vm = self.oned.vm_create(stage.cloud.template(scenario, disks, OS=boots))
-        self.images, self.count = images, 0
+        self.images, self.count, self.asked = images, 0, 0
         self.sums: Dict[str, Dict[str, str]] = {}
         """What the disks held, by backup image and increment, `7.2`."""
         self.now: Dict[str, str] = {}
@@ -175,12 +176,13 @@ class Chain:
         config = self.config()
         if not step["output"]:
             self.sums[f"{config['INCREMENTAL_BACKUP_ID']}.{config['LAST_INCREMENT_ID']}"] = self.now
-        self._expect(words, bool(step["output"]), not stored)
+        self.asked += 1
+        self._expect(f"backup {self.asked} fails", bool(step["output"]), not stored)
         return config
 
     def expect_last(self, config: Dict[str, str], number: int) -> None:
         """Expect the last increment to be a number of its chain."""
-        self._expect("LAST_INCREMENT_ID", int(config["LAST_INCREMENT_ID"]), number)
+        self._expect(f"the last after backup {self.asked}", int(config["LAST_INCREMENT_ID"]), number)
 
     def _expect(self, what: str, found: object, wanted: object) -> None:
         if found != wanted:
@@ -201,7 +203,7 @@ class Chain:
     def check(self, image: int, numbers: List[int], store: int) -> None:
         """Expect a backup image to have these increments, and restore each."""
         found = self.oned.api.info("image", image).findall("BACKUP_INCREMENTS/INCREMENT/ID")
-        self._expect(f"increments of image {image}", [int(row.text or 0) for row in found], numbers)
+        self._expect(f"increments after backup {self.asked}", [int(row.text or 0) for row in found], numbers)
         for row in found:
             self._restore(image, int(row.text or 0), store)
 
@@ -223,7 +225,7 @@ class Chain:
                 number = re.findall(r"\d+", self.oned.image(one).name)[-1]
                 exact[number] = not step["rc"] and self.stage.read(one) == wanted[number]
             step["exact"] = exact
-        self._expect(words, exact, dict.fromkeys(wanted, True))
+        self._expect(f"increment {increment} after backup {self.asked}", exact, dict.fromkeys(wanted, True))
         for one in self._named(name):
             self.oned.image_delete(one)
         for row in api.pool("template", -2, -1, -1):
@@ -251,7 +253,7 @@ class Chain:
             guest = self.stage.cloud.guest(self.vm)
             self.now = {str(number): guest.sum(disk) for number, disk in enumerate(self.targets)}
             step["exact"] = {disk: self.now[disk] == wanted[disk] for disk in self.now}
-        self._expect(words, step["exact"], dict.fromkeys(wanted, True))
+        self._expect(f"increment {increment} in place", step["exact"], dict.fromkeys(wanted, True))
 
     def power_off(self) -> None:
         """Switch the VM off."""
@@ -272,8 +274,11 @@ class Chain:
             self.oned.image_delete(image)
 
 
-def through(chain: Chain, mode: str, store: int) -> List[str]:
-    """Do with a VM's chain all that is done with chains; return what was not as it has to be."""
+def through(chain: Chain, mode: str, store: int, *, off: bool = True) -> List[str]:
+    """Do with a VM's chain all that is done with chains; return what was not as it has to be.
+
+    `off`: False leaves out what is done with a VM that is off.
+    """
     chain.configure(f'MODE="INCREMENT", INCREMENT_MODE="{mode}", KEEP_LAST="{KEEP}", BACKUP_VOLATILE="NO"')
     for number in range(KEEP):
         chain.write()
@@ -287,9 +292,18 @@ def through(chain: Chain, mode: str, store: int) -> List[str]:
     chain.expect_last(chain.backup(), 3)
     chain.check(first, [1, 2, 3], store)  # the full one and the first increment are one now
     chain.write()
-    chain.expect_last(chain.backup(reset=True), 0)
-    second = int(chain.config()["INCREMENTAL_BACKUP_ID"])
+    config = chain.backup(reset=True)
+    chain.expect_last(config, 0)
+    second = int(config["INCREMENTAL_BACKUP_ID"])
+    if second < 0:
+        chain.end()
+        return chain.wrong
     chain.write()
+    if not off:
+        chain.expect_last(chain.backup(), 1)
+        chain.check(second, [0, 1], store)
+        chain.end()
+        return chain.wrong
     chain.power_off()
     chain.expect_last(chain.backup(), 1)
     chain.backup(stored=False)
@@ -305,6 +319,7 @@ def through(chain: Chain, mode: str, store: int) -> List[str]:
     return chain.wrong
 
 
+@pytest.mark.skipif(version() < (7, 0), reason="6.10 makes increments of disks in qcow2 alone")
 @pytest.mark.fault(92, "a mixed VM's increments are restored to the byte, as a real oned has them made")
 def test_a_mixed_vm_of_ours(stage: Stage) -> None:
     name = "semishared-mixed"
@@ -320,13 +335,34 @@ def test_a_mixed_vm_of_ours(stage: Stage) -> None:
     assert stage.cloud.leftovers() == []
 
 
+STOCK_FAILS: Dict[str, List[str]] = {
+    "CBT": [],
+    "SNAPSHOT": [
+        "backup 5 fails: True, not False",
+        "the last after backup 5: 2, not 3",
+        "increments after backup 5: [0, 1, 2], not [1, 2, 3]",
+        "backup 6 fails: True, not False",
+        "the last after backup 6: -1, not 0",
+    ],
+    "ceph": [
+        "backup 5 fails: True, not False",
+        "the last after backup 5: 2, not 3",
+        "increments after backup 5: [0, 1, 2], not [1, 2, 3]",
+    ],
+}
+"""What stock's drivers of 7.4.0 do not do. SNAPSHOT makes a layer before the datastore has what is below it:
+if that is not stored, the layer is in the way of the same increment, and of a full backup. ceph has then
+removed the snapshot that the next increment is made from.
+"""
+
+
 @needs_nbdinfo
 @pytest.mark.parametrize("mode", ["CBT", "SNAPSHOT"])
 def test_stock_files(stage: Stage, mode: str) -> None:
     name = f"stock-qcow2-{mode.lower()}"
     images = [stage.image(f"{name}-{one}", STOCK_IMAGES, one == "mine", "qcow2") for one in ("own", "mine")]
-    wrong = through(Chain(stage, name, f"TM qcow2, {mode}", images, STOCK_SYSTEM), mode, STOCK_IMAGES)
-    print("\n".join(wrong))
+    chain = Chain(stage, name, f"TM qcow2, {mode}", images, STOCK_SYSTEM)
+    assert through(chain, mode, STOCK_IMAGES) == STOCK_FAILS[mode]
 
 
 @needs_nbdinfo
@@ -334,5 +370,6 @@ def test_stock_rbd(stage: Stage) -> None:
     name = "stock-ceph"
     stage.with_rbd()
     images = [stage.image(f"{name}-{one}", stage.rbd_images, one == "mine", "raw") for one in ("own", "mine")]
-    wrong = through(Chain(stage, name, "TM ceph", images, stage.rbd_system), "CBT", stage.rbd_images)
-    print("\n".join(wrong))
+    chain = Chain(stage, name, "TM ceph", images, stage.rbd_system)
+    # An increment of these 16 MiB takes stock's driver 22 s.
+    assert through(chain, "CBT", stage.rbd_images, off=False) == STOCK_FAILS["ceph"]
