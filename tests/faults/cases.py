@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple
@@ -23,6 +24,7 @@ from semishared.front import action as front
 from semishared.front import migration
 from semishared.model import steps as s
 from semishared.model.exchange import AskOned, On, Plan
+from semishared.model.store.image_steps import RestoreTpm
 from semishared.named import to_data
 from semishared.opennebula import args
 from semishared.opennebula.report import Report
@@ -433,6 +435,29 @@ def backed_up(rig: Rig) -> None:
     plan(rig, "a", back_up(rig), {})
 
 
+def back_up_tpm(rig: Rig) -> List[s.Step]:
+    (full,) = back_up(rig)
+    return [full._replace(tpm=True)]
+
+
+def with_tpm(rig: Rig) -> None:
+    """A VM that was shut down: OpenNebula has left the state of its TPM beside its disks."""
+    whole_vm(rig)
+    directory = rig.on("a", f"101/{VM}")
+    (directory / "tpm").mkdir()
+    (directory / "tpm/tpm2-00.permall").write_bytes(b"state")
+    (directory / "guest_VARS.fd").write_bytes(b"variables")
+
+
+def tpm_archive() -> bytes:
+    out, state = io.BytesIO(), b"another state"
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("tpm/tpm2-00.permall")
+        entry.size = len(state)
+        archive.addfile(entry, io.BytesIO(state))
+    return out.getvalue()
+
+
 def increment(rig: Rig, since: int = 0) -> List[s.Step]:
     (full,) = back_up(rig)
     return [full._replace(since=since, chain=1 if since >= 0 else -1)]
@@ -644,6 +669,15 @@ CASES = [
         "postbackup",
         lambda rig: [s.EndBackup(VM, rig.inside(f"101/{VM}"), rig.inside(f"101/{VM}/backup"), "")],
         backed_up,
+        opaque=VOLATILE,
+        guest=ALL_GUEST,
+    ),
+    _case("prebackup, with a TPM", back_up_tpm, with_tpm, opaque=VOLATILE, guest=ALL_GUEST),
+    _case(
+        "restore of a TPM",
+        lambda rig: [RestoreTpm(VM, rig.inside(f"101/{VM}"))],
+        with_tpm,
+        tpm_archive(),
         opaque=VOLATILE,
         guest=ALL_GUEST,
     ),

@@ -96,10 +96,16 @@ def _variables(vm_dir: str, warn: Callable[[str], None]) -> dict[str, bytes]:
 
 
 def _write(path: str, held: dict[str, bytes]) -> None:
-    """Write an archive as `tar zcf` does, with the directories of its files."""
+    """Write an archive as `tar zcf` does, with the directories of its files; of the same, the same bytes."""
+    import gzip
     import tarfile
 
-    with files.published(path) as staged, tarfile.open(staged, "x:gz") as archive:
+    with (
+        files.published(path) as staged,
+        open(staged, "xb") as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
         for folder in sorted({os.path.dirname(name) for name in held} - {""}):
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
