@@ -186,7 +186,8 @@ def convert(
 
 def convert_over(source: str, source_format: str, target: str, backing: str, backing_format: str) -> None:
     """Write all of the image `source`, zeros too, to the new qcow2 `target` over `backing`."""
-    over = ["-B", backing, "-F", backing_format, *past_the_cache(target)]
+    # Of `convert`, QEMU 5.2 has no -F.
+    over = ["-B", backing, "-o", f"backing_fmt={backing_format}", *past_the_cache(target)]
     work(["qemu-img", "convert", "-f", source_format, "-O", "qcow2", *over, source, target])
 
 
