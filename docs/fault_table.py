@@ -96,6 +96,7 @@ TITLES = {
     90: "Increments of disks on Ceph",
     91: "One moment of all disks",
     87: "A CPU that a host lacks is refused before anything of the VM comes",
+    89: "QEMU of Debian 11 does what backups and commits ask of it",
     88: "Hosts whose processors differ are named before a guest crashes on one",
     93: "What a backup datastore has merged is restored, each increment by its number",
     94: "A VM with a TPM is backed up and restored",
