@@ -12,7 +12,8 @@ from typing import Iterator
 import pytest
 
 from increments.stores import Restic, Rsync
-from tools.backup_site import IN_PLACE, OVERLAY, RAW, SIZE, Backups, backups
+from lab.oned import ActionFailed
+from tools.backup_site import BACKUP, IN_PLACE, OVERLAY, RAW, SIZE, Backups, backups
 
 
 @pytest.fixture
@@ -44,6 +45,8 @@ def test_what_keep_last_leaves_is_restored(made: Backups) -> None:
         made.store.flatten(keep_last)
         assert list(made.store.chain) == list(range(6 - keep_last, 6))
         made.check_all()
+    with pytest.raises(ActionFailed, match=f"backup {BACKUP} has no increment 3, but 4, 5"):
+        made.restore(3)
     # A chain goes on after a merge, and after its files were rebased by a restore.
     made.write(0x77, 3072)
     made.back_up()

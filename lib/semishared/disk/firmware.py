@@ -75,7 +75,7 @@ def _refresh(step: BackUp) -> None:
 def _changed(path: str) -> int:
     """Return when a file was written, in ns; -1 if it is not there."""
     try:
-        return os.lstat(path).st_mtime_ns
+        return files.changed_ns(os.lstat(path))
     except FileNotFoundError:
         return -1
 

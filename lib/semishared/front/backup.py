@@ -135,6 +135,10 @@ def restore(action: Action, asked: args.Restore) -> Plan:
         raise BadArguments(f"not a backup driver: {store.store_driver!r}")
     data = b"".join(part.to_bytes() for part in (store, vm, image))
     if asked.increment != -1:
+        has = [one.number("ID") for one in image.all("BACKUP_INCREMENTS/INCREMENT")] or [0]
+        if asked.increment not in has:
+            names = ", ".join(map(str, has))
+            raise MissingImage(f"backup {asked.image} has no increment {asked.increment}, but {names}")
         # `-i` says where the chain ends alone: without this the files listed are those of the last increment.
         data += f"<TEMPLATE><INCREMENT_ID>{asked.increment}</INCREMENT_ID></TEMPLATE>".encode()
     data = b"<DS_DRIVER_ACTION_DATA>" + data + b"</DS_DRIVER_ACTION_DATA>"
