@@ -44,7 +44,7 @@ NEEDS = {
 """Programs without which nothing works, by what the machine is."""
 WANTS = {
     "front-end": ("genisoimage|mkisofs|xorriso", "curl"),
-    "host": ("zstd", "lzop", "udp-sender", "udp-receiver"),
+    "host": ("zstd", "lzop", "udp-sender", "udp-receiver", "qemu-io", "qemu-storage-daemon"),
 }
 """Programs without which some things do not work."""
 VERSIONS = ("qemu-img", "virsh", "zstd", "lzop", "rsync", "rbd", "sudo")

@@ -17,6 +17,8 @@ SUDO_FLOOR = (1, 9, 10)
 """Regular expressions in sudoers, which the lines of docs/how-to/shares.md need."""
 PROGRAMS = {
     "qemu-img": "qemu-utils",
+    "qemu-io": "qemu-utils",
+    "qemu-storage-daemon": "qemu-system-common qemu-utils",
     "virsh": "libvirt-clients",
     "setpriv": "util-linux",
     "tar": "tar",
@@ -41,6 +43,8 @@ IN_QEMU = {**PROGRAMS, "virtiofsd": "qemu-system-common"}
 EL = {
     **PROGRAMS,
     "qemu-img": "qemu-img",
+    "qemu-io": "qemu-img",
+    "qemu-storage-daemon": "qemu-img",
     "virsh": "libvirt-client",
     "udp-sender": "",
     "udp-receiver": "",
