@@ -15,11 +15,8 @@ from typing import Iterable, Sequence
 from lab import Node
 
 LOG, LOOK, COMMANDS = "/var/tmp/calls", "/var/tmp/look", "/var/tmp/commands"
-FAIL = "/var/tmp/fail-once"
-"""Names an action, DRIVER/ACTION, whose next call fails and does nothing."""
-SAID = "ERROR: no such luck"
 SHIMS = "/usr/local/bin"
-"""Of the root in which a real OpenNebula runs: they are gone after it."""
+"""Of the root in which a real OpenNebula runs."""
 NOTED = ("qemu-img", "qemu-io", "qemu-nbd", "nbdinfo", "rbd", "rsync", "virsh")
 
 WRAPPER = r"""#!/usr/bin/python3 -ISB
@@ -33,19 +30,9 @@ call = {"kind": kind, "driver": driver, "action": action, "argv": argv, "host": 
 parent = os.getppid()
 with open("/proc/%d/cmdline" % parent, "rb") as file:
     call["ppid_cmd"] = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
-try:
-    with open("@FAIL@") as file:
-        fails = file.read().strip() == driver + "/" + action
-except OSError:
-    fails = False
-if fails:
-    os.unlink("@FAIL@")
-    call.update(rc=1, stdout="", stderr="@SAID@\n", injected=True)
-else:
-    PIPE = subprocess.PIPE
-    done = subprocess.run([path + ".real", *argv], input=stdin, stdout=PIPE, stderr=PIPE)
-    call.update(rc=done.returncode, stdout=done.stdout.decode(errors="replace"),
-                stderr=done.stderr.decode(errors="replace"))
+done = subprocess.run([path + ".real", *argv], input=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+call.update(rc=done.returncode, stdout=done.stdout.decode(errors="replace"),
+            stderr=done.stderr.decode(errors="replace"))
 call["wall_ms"] = round(1000 * (time.time() - began), 1)
 host, _, place = (argv[0] if argv else "").partition(":")
 if place.startswith("/") and "backup" in action or action == "restore" and kind == "tm":
@@ -128,8 +115,7 @@ print(json.dumps(found))
 
 
 def _text(script: str) -> str:
-    words = {"FAIL": FAIL, "LOOK": LOOK, "LOG": LOG, "SAID": SAID, "COMMANDS": COMMANDS}
-    for name, value in words.items():
+    for name, value in {"LOOK": LOOK, "LOG": LOG, "COMMANDS": COMMANDS}.items():
         script = script.replace(f"@{name}@", value)
     return script
 
@@ -159,3 +145,9 @@ def before_commands(nodes: Iterable[Node]) -> None:
         for path in (node.path(COMMANDS), node.path(LOG)):
             path.touch()
             shutil.chown(path, node.uid_of("oneadmin"))
+
+
+def remove_commands() -> None:
+    """Take away what notes commands: other tests of this root have the same /usr."""
+    for name in NOTED:
+        Path(SHIMS, name).unlink(missing_ok=True)

@@ -52,11 +52,6 @@ class Recorder:
         self.steps: List[Dict[str, Any]] = []
         self.vm, self.images, self.datastores = -1, [], []  # type: ignore[var-annotated]
 
-    def fail_once(self, action: str) -> None:
-        """Have the next call of an action, `rsync/backup`, fail."""
-        self.cloud.lab.fe.path(planted.FAIL).write_text(action)
-        self.cloud.lab.fe.run(["chown", "oneadmin", planted.FAIL], user="root")
-
     def _body(self, text: str) -> str:
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.bodies[key] = text
@@ -154,7 +149,8 @@ class Recorder:
             "hosts": {"fe": "frontend (oned)", "h1": "host id 0"},
             "notes": "calls[].stdin and info_after values are keys of bodies; calls[].left: what was on the "
             "host right after the call; store: what lay in backup datastores after the step; commands: what "
-            "drivers ran, but for ssh and looks; of a call with `injected` the driver was not asked",
+            "drivers ran, but for ssh and looks; guest: sums of the disks at a backup; exact: if what "
+            "is restored has them",
             "states": {str(number): name for number, name in STATE_NAMES.items()},
         }
         recording = {"meta": meta, "steps": self.steps, "bodies": self.bodies}

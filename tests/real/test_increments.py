@@ -20,6 +20,7 @@ from lab.cloud import RBD_STORE, STORE, SYSTEM
 from lab.guest import METAL, content
 from lab.oned import ActionFailed, Refused
 from lab.oned.states import Vm as State
+from real import planted
 from real.conftest import RealCloud, brought_up, wait_until
 from real.front_end import version
 from real.recording import Recorder, default_folder
@@ -108,7 +109,10 @@ class Stage:
 def stage() -> Iterator[Stage]:
     with brought_up(ceph=True, hosts=1, stores=(STORE, STOCK_IMAGES, STOCK_SYSTEM)) as cloud:
         folder = default_folder(cloud.one.version)
-        yield Stage(cloud, folder if os.environ.get("RECORD") else Path("build/increments"))
+        try:
+            yield Stage(cloud, folder if os.environ.get("RECORD") else Path("build/increments"))
+        finally:
+            planted.remove_commands()
 
 
 class Chain:
