@@ -42,11 +42,13 @@ def save(step: BackUp, staged: str, warn: Callable[[str], None]) -> None:
     if step.domain:
         _refresh(step)
     try:
-        state = files.read(f"{step.vm_dir}/{FOLDER}/{STATE}", LARGEST_TPM)
+        state = files.read(f"{step.vm_dir}/{FOLDER}/{STATE}", LARGEST_TPM + 1)
     except FileNotFoundError:
         # It was cut off: its TPM begins anew with its next boot, and there is nothing to keep.
         warn(f"the TPM of VM {step.vm} has no state on {os.uname().nodename}: the backup has none")
         return
+    if len(state) > LARGEST_TPM:
+        raise TpmUnreadable(f"the state of the TPM of VM {step.vm} has more than {LARGEST_TPM >> 20} MiB")
     _write(f"{staged}/{TPM}", {f"{FOLDER}/{STATE}": state})
 
 
@@ -83,10 +85,10 @@ def _changed(path: str) -> int:
 def _variables(vm_dir: str, warn: Callable[[str], None]) -> dict[str, bytes]:
     """Return the files of UEFI variables in a VM's directory, as OpenNebula names them."""
     found = {}
-    for name in sorted(os.listdir(vm_dir)):
+    for name in sorted(name for name in os.listdir(vm_dir) if re.match(r".{1,200}_VARS\.fd\Z", name)):
         path = f"{vm_dir}/{name}"
         there = os.lstat(path)
-        if not re.match(r".{1,200}_VARS\.fd\Z", name) or not stat.S_ISREG(there.st_mode):
+        if not stat.S_ISREG(there.st_mode):
             continue
         if there.st_size > LARGEST_VARIABLES:
             warn(f"{name} has {there.st_size >> 20} MiB: it is in no backup")
