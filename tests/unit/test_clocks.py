@@ -35,7 +35,7 @@ JUDGED = {
     "it costs time": "device/ledger.py device/offline.py stage/source_speed.py front/questions.py",
     "in which order what nobody uses goes": "device/hot.py base/room.py pool/moving.py",
     "equal to what was seen, or another content: never "
-    "earlier or later": "disk/commits.py disk/device_move.py disk/firmware.py "
+    "earlier or later": "disk/commits.py disk/device_move.py "
     "disk/vm_dir_inventory.py "
     "store/dir/image.py tools/files.py",
     "advice of doctor": "cli/doctor.py",
