@@ -211,15 +211,20 @@ def test_the_background_load_finds_what_changes_under_it(lab: Lab) -> None:
 
 
 def wait_slots(guest: Guest, timeout: float = 30) -> None:
-    """Wait until its kernel has looked into each empty slot.
+    """Wait until its kernel has looked into each empty slot, and has it off.
 
-    QEMU 5.2 has no hot-plug by ACPI on q35, and says that the link of empty slots is up. Of a disk that comes
-    before the kernel knows better it takes slots to be asked off: 5 s later the disk goes, or a detach in
-    these 5 s takes that back, and the disk stays.
+    QEMU 5.2 has no hot-plug by ACPI on q35, and says that the link of empty slots is up. A disk that comes
+    before the kernel knows better goes when it has the slot off, or a detach takes that back, and it stays.
     """
     deadline = time.monotonic() + timeout
-    counts = "for what in 'Link Up' 'No device found'; do dmesg | grep -c \"pciehp: .*$what\"; done"
-    while len(seen := set(guest.run(counts)[1].split())) != 1 or "0" in seen:
+    # It has a slot off, and says so to QEMU, a second after it has said that nothing is there.
+    off = "dmesg | sed -n 's/^\\[ *\\([0-9]*\\).*pciehp: .*No device found.*/\\1/p' | tail -n 1"
+    counts = "dmesg | grep -c 'pciehp: .*Link Up'; dmesg | grep -c 'No device found'"
+    script = f"{counts}; cut -d. -f1 /proc/uptime; {off}"
+    while True:
+        ups, empty, now, *said = map(int, guest.run(script)[1].split())
+        if said and ups == empty and now > said[0] + 3:
+            return
         assert time.monotonic() < deadline, guest.run("dmesg | grep pciehp")
         time.sleep(0.1)
 
