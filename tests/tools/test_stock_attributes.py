@@ -533,12 +533,13 @@ def test_copies_for_a_backup_run_as_its_datastore_says(site: ActionSite) -> None
     found = backup(site, RSYNC_NICE="7", RSYNC_IONICE="5", RSYNC_CPU_QUOTA="50", RESTIC_NICE="9")
     nice = min(os.nice(0) + 7, 19)
     assert found == [str(nice), "best-effort: prio 5"]
-    assert f"RSYNC_CPU_QUOTA of datastore {BACKUPS}: its driver keeps to that" in site.oned.calls[-1].stderr
+    assert "has no systemd of oneadmin's" in site.oned.calls[-1].stderr
+    assert "run without CPUQuota=50%" in site.oned.calls[-1].stderr
 
 
 def test_without_a_word_they_run_in_the_idle_class(site: ActionSite) -> None:
     assert backup(site, RSYNC_NICE="-1", RESTIC_IONICE="5") == [str(os.nice(0)), "idle"]
-    assert "its driver keeps to that" not in site.oned.calls[-1].stderr
+    assert "systemd" not in site.oned.calls[-1].stderr
 
 
 def test_what_a_backup_datastore_says_in_vain_is_said_by_name() -> None:
@@ -549,6 +550,10 @@ def test_what_a_backup_datastore_says_in_vain_is_said_by_name() -> None:
 
     assert found(False, RSYNC_NICE="5", RSYNC_IONICE="3") == (Priority(5, 3), "")
     assert found(False, RSYNC_NICE="-1", RSYNC_IONICE="-1") == (Priority(0, -1), "")
+    at, said = found(
+        False, RSYNC_NICE="5", RSYNC_MAX_RIOPS="100", RSYNC_CPU_QUOTA="250", RSYNC_MAX_WIOPS="-1"
+    )
+    assert at == Priority(5, -1, 0, "backup.102.slice", ("CPUQuota=250%", "IOReadIOPSMax=100")) and not said
     at, said = found(True, RSYNC_NICE="5", RSYNC_MAX_RIOPS="100")
     assert said.startswith("RSYNC_NICE, RSYNC_MAX_RIOPS of datastore 102: ") and "a running VM" in said
     for wrong in (
@@ -556,6 +561,9 @@ def test_what_a_backup_datastore_says_in_vain_is_said_by_name() -> None:
         {"RSYNC_IONICE": "8"},
         {"RSYNC_NICE": "low"},
         {"RSYNC_IONICE": "\u0663"},
+        {"RSYNC_CPU_QUOTA": "0"},
+        {"RSYNC_MEMORY_MAX_MB": "1G"},
+        {"RSYNC_MAX_RIOPS": "-2"},
     ):
         with pytest.raises(BadAttribute, match=f"{next(iter(wrong))} of datastore 102 is"):
             found(False, **wrong)

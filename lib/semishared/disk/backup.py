@@ -29,7 +29,7 @@ from ..model.steps import BackUp, DiskRef, EndBackup
 from ..named import NamedTuple
 from ..tools import files, progress, qemu_img, storage_daemon
 from ..tools.effects import point
-from ..tools.rate_limit import priority, standing_back
+from ..tools.rate_limit import in_slice, priority, standing_back
 from . import backup_marks, firmware, records, recovery, snapshot_marks, sum_marks, vm_dir
 from .epochs import Planned
 from .save_as import opened
@@ -96,18 +96,20 @@ def _back_up(
     changed = increment.changed if increment else ()
     needed = _needed(step, disks, increment)
     room.require(step.vm_dir, needed, ask, where=os.path.dirname(staged))
+    copies = not step.domain or (increment and (increment.mark.snapshots or increment.mark.sums))
+    within = _within(step, warn) if copies else []
     try:
         with files.enough_space(staged):
             os.makedirs(staged)
             point("backup begun")
             firmware.save(step, staged, warn)
             if step.domain:
-                _copy_running(step, staged, disks, increment)
+                _copy_running(step, staged, disks, increment, within)
             else:
                 if not changed:
                     # The copies are one after the other, and together one movement.
                     progress.expect(needed - room.LITTLE)
-                _copy_off(step, staged, disks, increment)
+                _copy_off(step, staged, disks, increment, within)
             files.write(f"{staged}/vm.xml", step.xml.encode())
             files.fsync_tree(staged)
             progress.count(
@@ -120,6 +122,19 @@ def _back_up(
         # The copies may be what fills the file system.
         files.remove_tree(staged)
         raise
+
+
+def _within(step: BackUp, warn: Callable[[str], None]) -> list[str]:
+    """Return the words before each program that copies."""
+    if not step.limits:
+        return priority(step.nice, step.io_level)
+    found = in_slice(step.slice, step.limits)
+    if not found:
+        warn(
+            f"{os.uname().nodename} has no systemd of oneadmin's (`loginctl enable-linger oneadmin`): copies "
+            f"for the backup of VM {step.vm} run without {', '.join(step.limits)}"
+        )
+    return found or priority(step.nice, step.io_level)
 
 
 def _needed(step: BackUp, disks: dict[int, _Disk], increment: Increment | None) -> int:
@@ -208,7 +223,9 @@ def _target(staged: str, disk: int, increment: Increment | None) -> str:
     return disk_names.backup_copy(staged, disk, increment.number if increment else 0)
 
 
-def _copy_off(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Increment | None) -> None:
+def _copy_off(
+    step: BackUp, staged: str, disks: dict[int, _Disk], increment: Increment | None, within: Sequence[str]
+) -> None:
     """Copy disks that no guest has open; what is copied is what is marked."""
     snapshots = _on_ceph(disks, increment)
     if increment:
@@ -217,7 +234,6 @@ def _copy_off(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Inc
                 backup_marks.add(disks[disk].record, increment.mark.name)
         with snapshot_marks.marking(step.vm, snapshots, increment.mark.name) as mark:
             mark()
-    within = priority(step.nice, step.io_level)
     _copy_snapshots(step, staged, snapshots, increment, within)
     for disk, found in disks.items():
         if disk in snapshots:
@@ -274,7 +290,9 @@ def _rest(step: BackUp, disks: dict[int, _Disk], snapshots: dict[int, Record]) -
     return {"NONE": "SUSPEND", "AGENT": freeze.BOTH}.get(step.freeze, step.freeze)
 
 
-def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk], increment: Increment | None) -> None:
+def _copy_running(
+    step: BackUp, staged: str, disks: dict[int, _Disk], increment: Increment | None, within: Sequence[str]
+) -> None:
     devices, snapshots = _devices(step, disks), _on_ceph(disks, increment)
     targets = {}
     for disk, device in devices.items():
@@ -314,8 +332,8 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk], increment:
         for disk in increment.mark.sums if increment else ():
             assert increment
             with standing_back():
-                sum_marks.thin(step.vm_dir, disk, _target(staged, disk, increment), increment)
-        _copy_snapshots(step, staged, snapshots, increment, priority(step.nice, step.io_level))
+                sum_marks.thin(step.vm_dir, disk, _target(staged, disk, increment), increment, within)
+        _copy_snapshots(step, staged, snapshots, increment, within)
     except BaseException:
         _end_job(step.domain, step.directory)
         raise

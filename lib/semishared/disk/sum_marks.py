@@ -55,7 +55,7 @@ def copy_changed(
     copy_on_read.copy(node, target, parts, within, rate=rate)
 
 
-def thin(vm_dir: str, disk: int, copied: str, increment: Increment) -> None:
+def thin(vm_dir: str, disk: int, copied: str, increment: Increment, within: Sequence[str]) -> None:
     """Mark a disk of which a backup job has left all in `copied`, and leave there what has changed alone.
 
     A copy of which little could be left out, or for which there is no room beside it, stays as it is.
@@ -68,6 +68,6 @@ def thin(vm_dir: str, disk: int, copied: str, increment: Increment) -> None:
     whole = f"{copied}.whole"
     os.rename(copied, whole)
     qemu_img.create(copied, "qcow2", qemu_img.virtual_size(whole, "qcow2"))
-    copy_changed(whole, "qcow2", copied, parts)
+    copy_changed(whole, "qcow2", copied, parts, within)
     files.unlink(whole)
     point("copy thinned")

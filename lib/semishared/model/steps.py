@@ -248,6 +248,10 @@ class BackUp(Step[None]):
     """Their level in the best-effort I/O class, 0 to 7; -1: the idle class."""
     rate: int = 0
     """Bytes per second at most of all copies together, 0 for no limit."""
+    slice: str = ""
+    """The slice of systemd's in which programs that copy run, where the host has one of oneadmin's."""
+    limits: tuple[str, ...] = ()
+    """Its properties, by systemd.resource-control(5); then `nice` and `io_level` are not gone by."""
     since: Optional[int] = None
     """The increment that is stored, -1 for none: what changed since is left, and the moment marked."""
     chain: int = -1

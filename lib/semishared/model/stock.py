@@ -64,7 +64,9 @@ NO = "no false"
 MOUNTS = "no machine mounts by itself here"
 CACHE = "only with `CACHE_ENABLE`, which is refused"
 BACKUP = (
-    "the backup driver keeps it; the copies that `prebackup` makes do not, and a line in oned.log says so"
+    "the backup driver keeps it, and so do the copies that `prebackup` makes of a VM that is off, where the "
+    "host has a systemd of oneadmin's; without one, and for disks of a running VM, which QEMU itself copies, "
+    "a line in oned.log says so"
 )
 PRIORITY = (
     "the backup driver keeps it, and so do the copies that `prebackup` makes of a VM that is off{}; QEMU "

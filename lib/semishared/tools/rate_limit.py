@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Callable, Iterator
+from typing import TYPE_CHECKING, Callable, Iterator, Sequence
 
 from . import progress
 
@@ -60,6 +60,19 @@ def priority(nice: int, io_level: int) -> list[str]:
     """Return the words before a program that has `nice` less CPU priority and, unless -1, that I/O level."""
     level = ["ionice", "-c2", f"-n{io_level}"] if io_level >= 0 else []
     return [*(["nice", "-n", str(nice)] if nice else []), *level]
+
+
+def in_slice(name: str, limits: Sequence[str]) -> list[str]:
+    """Return the words before a program that runs in a slice of its user's systemd, with these properties
+    (systemd.resource-control(5)); none if there is no such systemd.
+
+    As a scope it stays a child of this process, by which it is watched and ended.
+    """
+    runtime = f"/run/user/{os.getuid()}"
+    if not os.path.exists(f"{runtime}/systemd/private"):
+        return []
+    run = ["env", f"XDG_RUNTIME_DIR={runtime}", "systemd-run", "--user", "--scope", "--quiet", "--collect"]
+    return [*run, f"--slice={name}", *(f"--property={limit}" for limit in limits), "--"]
 
 
 @contextmanager

@@ -41,19 +41,27 @@ def directory(asked: Backup, base_path: str) -> str:
 
 
 class Priority(NamedTuple):
-    """How copies run, as BackUp has it: CPU priority and I/O level of a VM that is off, bytes per second."""
+    """How copies run, as BackUp has it."""
 
     nice: int = 0
     io_level: int = -1
     rate: int = 0
+    slice: str = ""
+    limits: Tuple[str, ...] = ()
 
 
 UNSET = -1
 """What stock's drivers take for no value of such an attribute."""
 CONFINED = ("NICE", "IONICE")
 """What the backup datastore's template says, as RSYNC_NICE, of the copies of a VM that is off."""
-UNCONFINED = ("CPU_QUOTA", "MAX_RIOPS", "MAX_WIOPS", "MEMORY_MAX_MB")
-"""What it says of a slice of systemd's, which our copies run in none of."""
+SLICE = {
+    "CPU_QUOTA": "CPUQuota={}%",
+    "MEMORY_MAX_MB": "MemoryMax={}M",
+    "MAX_RIOPS": "IOReadIOPSMax={}",
+    "MAX_WIOPS": "IOWriteIOPSMax={}",
+}
+"""What it says of a slice of systemd's instead, and the property; of I/O, of the VM directory's device."""
+MOST = 10**9 - 1
 
 
 def priority(store: Datastore, *, live: bool) -> Tuple[Priority, str]:
@@ -63,19 +71,25 @@ def priority(store: Datastore, *, live: bool) -> Tuple[Priority, str]:
     """
     driver = store.store_driver.upper()
     nice = _number(store, f"{driver}_NICE", -20, 19)
-    level = _number(store, f"{driver}_IONICE", UNSET, 7)
-    names = [f"{driver}_{what}" for what in (*(CONFINED if live else ()), *UNCONFINED)]
+    level = _number(store, f"{driver}_IONICE", 0, 7)
+    numbers = {what: _number(store, f"{driver}_{what}", 1, MOST) for what in SLICE}
+    limits = tuple(SLICE[what].format(number) for what, number in numbers.items() if number != UNSET)
+    names = [f"{driver}_{what}" for what in (*CONFINED, *SLICE)] if live else []
     said = [name for name in names if store.attribute(name) not in ("", str(UNSET))]
-    why = "QEMU copies the disks of a running VM" if live else "our copies run in no slice of systemd's"
     in_vain = (
-        f"{', '.join(said)} of datastore {store.id}: its driver keeps to that, and {why}" if said else ""
+        f"{', '.join(said)} of datastore {store.id}: its driver keeps to that, and QEMU copies the disks of "
+        f"a running VM"
+        if said
+        else ""
     )
-    return Priority(0 if nice == UNSET else nice, level), in_vain
+    name = f"backup.{store.id}.slice" if limits else ""  # that of its driver
+    return Priority(0 if nice == UNSET else nice, level, 0, name, limits), in_vain
 
 
 def _number(store: Datastore, name: str, least: int, most: int) -> int:
     text = store.attribute(name) or str(UNSET)
-    if not re.match(r"-?[0-9]{1,2}\Z", text) or not least <= int(text) <= most:
+    is_number = re.match(r"-?[0-9]{1,9}\Z", text)
+    if not is_number or not (text == str(UNSET) or least <= int(text) <= most):
         raise BadAttribute(f"{name} of datastore {store.id} is {text[:40]!r}, not {max(least, 0)} to {most}")
     return int(text)
 
@@ -122,6 +136,10 @@ def prebackup(
         placement.check_running(vm, asked.disks, "backup")
     ids = tuple(str(number) for number in asked.disks)
     place = asked.place
+    of_device = tuple(
+        one.replace("=", f"={place.path} ") if one.startswith("IO") else one for one in at.limits
+    )
+    at = at._replace(limits=of_device)
     back_up = s.BackUp(
         place.vm, place.path, directory(asked, base_path), ids, domain, freeze if domain else "NONE", xml, *at
     )._replace(tpm=tpm, **increment(vm))
