@@ -36,7 +36,7 @@ from semishared.wire import session as ssh
 
 from . import libvirt_proxy
 from .cloud import STORE, SYSTEM, Cloud, until
-from .rig import digest, file_digest, image_bytes
+from .rig import MARK, digest, file_digest, image_bytes
 
 VM = 7
 DOMAIN = f"one-{VM}"
@@ -314,7 +314,7 @@ class Live:
             for folder, folders, names in os.walk(top):
                 for name in sorted([*folders, *names]):
                     path = f"{folder}/{name}"
-                    shown = f"{part}/{os.path.relpath(path, top)}"
+                    shown = re.sub(MARK, "ss-MARK", f"{part}/{os.path.relpath(path, top)}")
                     if "/locks/" in shown:
                         continue
                     if os.path.islink(path):
@@ -428,7 +428,9 @@ class Live:
         assert targets and said == [RUNNING, *(None for _ in targets), NO_JOB], said
         names = os.listdir(self.host.path(f"{VM_DIR}/.semishared"))
         assert not [
-            name for name in names if not name.startswith(("disk.", "clone.", "committed.", "vm.", "marks."))
+            name
+            for name in names
+            if not name.startswith(("disk.", "clone.", "committed.", "vm.", "marks.", "ss-"))
         ], names
 
     def points(self) -> List[str]:

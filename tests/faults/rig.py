@@ -47,6 +47,8 @@ def own_mounts() -> None:
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 
 
+MARK = r"ss-[0-9a-f]{16}"
+"""What is random in the name of a mark."""
 MARKED = r"\.snap/[0-9]+$"
 """Layers with marks, whose names are random: what a guest reads of them is compared elsewhere."""
 
@@ -239,6 +241,7 @@ class Rig:
         def known(match: re.Match[str]) -> str:
             return names.setdefault(match.group(0), f"IMAGE{len(names) + 1}")
 
+        path = re.sub(MARK, "ss-MARK", path)
         return re.sub(r"(?<=/)[0-9a-f]{32}(?=/|\Z)", known, path)
 
     def _content(self, path: Path, shown: str, opaque: Sequence[str]) -> Tuple[object, ...]:
