@@ -7,11 +7,14 @@ import fcntl
 import os
 import subprocess
 import time
+from pathlib import Path
+from typing import List
 
 import pytest
 
+from semishared.errors import PassedBy
 from semishared.model import steps as s
-from semishared.tools import locks
+from semishared.tools import files, locks
 from tools.world import World
 
 LONG_AGO_S = 3 * 86400
@@ -70,3 +73,33 @@ def test_who_waited_on_a_forgotten_lock_takes_the_new_file(world: World) -> None
         os.unlink(path)
     assert waiting.communicate(timeout=20)[0] == b"held True\n"
     assert os.path.exists(path)
+
+
+def test_a_lock_that_another_thread_releases_meanwhile_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks of one thread another may release, remove or take a lock, of the same number too."""
+    path, inner = str(tmp_path / "lock"), files.is_at
+    looks: List[str] = []
+
+    def released(fd: int, _: object) -> bool:
+        locks._held.pop(fd, None)
+        return False
+
+    def removed(name: str, found: os.stat_result) -> bool:
+        looks.append(name)
+        if len(looks) == 1:
+            locks.remove(name)
+        return inner(name, found)
+
+    with locks.attempt(path) or pytest.fail(), monkeypatch.context() as patched:
+        patched.setattr(locks, "_has", released)
+        locks.refuse_if_passed()
+    with locks.attempt(path) or pytest.fail(), monkeypatch.context() as patched:
+        patched.setattr(files, "is_at", removed)
+        locks.refuse_if_passed()
+        assert len(looks) == 2
+    with locks.attempt(path) or pytest.fail():
+        os.unlink(path)
+        with pytest.raises(PassedBy):
+            locks.refuse_if_passed()

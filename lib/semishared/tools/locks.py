@@ -106,12 +106,12 @@ def _generation(file: IO[str]) -> int:
 def refuse_if_passed() -> None:
     """Raise PassedBy if another process has taken over a lock of this process, or removed it.
 
-    Raise OSError if that cannot be determined.
+    Raise OSError if that cannot be determined. Other threads may release theirs meanwhile.
     """
     for fd, (path, found) in list(_held.items()):
         if not _has(fd, found):
-            del _held[fd]  # released
-        elif not files.is_at(path, found):
+            _forget(fd, found)  # released
+        elif not files.is_at(path, found) and _knows(fd, found):
             raise PassedBy(
                 f"process {os.getpid()} on {os.uname().nodename} had stopped, and lost {path} to another one"
             )
@@ -124,11 +124,22 @@ def _has(fd: int, found: os.stat_result) -> bool:
         return False
 
 
+def _knows(fd: int, found: os.stat_result) -> bool:
+    """Tell whether a lock is still that of this number: another thread may have taken another one with it."""
+    known = _held.get(fd)
+    return known is not None and known[1] is found
+
+
+def _forget(fd: int, found: os.stat_result) -> None:
+    if _knows(fd, found):
+        _held.pop(fd, None)
+
+
 def remove(path: str) -> None:
     """Remove the lock file `path` of this process; a later generation of that name stays."""
     for fd, (name, found) in list(_held.items()):
         if name == path and _has(fd, found):
-            del _held[fd]
+            _forget(fd, found)
             if files.is_at(path, found):
                 files.unlink(path)
 
