@@ -42,7 +42,7 @@ def test_vms_go_on_under_the_version_before() -> None:
         go_to(cloud, versions.KILLED)
         with pytest.raises(ActionFailed, match=r"semishared\.conf"):
             cloud.oned.disk_snapshot_create(old.vms["run"], old.kept("run")[0].id, "refused")
-        path.write_text(re.sub(r"(?ms)^\[network\].*?(?=^\[)", "", path.read_text()))
+        path.write_text(re.sub(r"(?ms)^\[(?:network|backup)\].*?(?=^\[)", "", path.read_text()))
         versions.sync(cloud.lab)
         serve(cloud.lab)
         goes_on(old)
