@@ -5,6 +5,27 @@
 
 from __future__ import annotations
 
-from cephstore.conftest import _host_sides, forked
+from typing import Iterator
 
-__all__ = ["_host_sides", "forked"]
+import pytest
+
+from cephstore.conftest import _host_sides, forked
+from tools.ceph_cluster import running
+from tools.ceph_site import Site
+
+WATCH_S = 10
+"""Seconds after which the cluster forgets a client that was killed. With fewer a healthy client that a busy
+machine holds up would lose its watch, too.
+"""
+
+__all__ = ["WATCH_S", "_host_sides", "forked", "site"]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with running(WATCH_S) as cluster:
+        site = Site(cluster.conf)
+        try:
+            yield site
+        finally:
+            site.close()

@@ -15,7 +15,7 @@ import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 import pytest
 
@@ -24,28 +24,17 @@ from semishared.errors import SemisharedError
 from semishared.model import steps as s
 from semishared.model.store import image_steps as i
 from semishared.wire.session import Session
-from tools.ceph_cluster import running
 from tools.ceph_site import Site
 from tools.world import MiB, World, qemu_io
 
+from .conftest import WATCH_S
 from .diff_flows import Job, session
 
 TESTS = Path(__file__).resolve().parents[1]
-WATCH_S = 10
 AT_ONCE = 6
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
 SIZE = 16 * MiB
 numbers = iter(range(100, 100000))
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with running(WATCH_S) as cluster:
-        site = Site(cluster.conf)
-        try:
-            yield site
-        finally:
-            site.close()
 
 
 class Standing(NamedTuple):

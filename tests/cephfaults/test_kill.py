@@ -33,9 +33,9 @@ from tools.ceph_cluster import running
 from tools.ceph_site import Site
 from tools.world import OVERLAY_OPTIONS, MiB, World, make_image, qemu_io
 
+from .conftest import WATCH_S
+
 TESTS = Path(__file__).resolve().parents[1]
-WATCH_S = 10
-"""Below that a healthy client that a busy machine holds up would lose its watch, too."""
 AT_ONCE = 6
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
 numbers = iter(range(100, 100000))

@@ -7,27 +7,17 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Iterator, List
+from typing import List
 
 import pytest
 
 from semishared.errors import SemisharedError
 from tools.ceph_chain import Chain
-from tools.ceph_cluster import running
 from tools.ceph_site import Site
 from tools.world import World
 
-from .test_kill import ALL, AT_ONCE, WATCH_S, run, traced
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with running(WATCH_S) as cluster:
-        site = Site(cluster.conf)
-        try:
-            yield site
-        finally:
-            site.close()
+from .conftest import WATCH_S
+from .test_kill import ALL, AT_ONCE, run, traced
 
 
 def begun(site: Site, top: Path, number: int) -> Chain:

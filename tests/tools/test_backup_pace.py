@@ -10,7 +10,7 @@ from typing import Optional
 
 from semishared.disk import backup, epochs
 from semishared.model import steps as s
-from semishared.tools import copy_on_read, qemu_img
+from semishared.tools import block_sums, copy_on_read, qemu_img
 from tools.world import MiB, World, qemu_io
 
 RATE = 8 * MiB
@@ -28,6 +28,9 @@ def test_what_changed_is_read_at_its_rate(tmp_path: Path) -> None:
     copy_on_read.copy(node, str(target), [(0, CHANGED_MIB * MiB)], rate=RATE)
     assert time.monotonic() - began > LEAST_S
     assert target.stat().st_size > CHANGED_MIB * MiB
+    began = time.monotonic()
+    block_sums.take(str(source), "raw", str(tmp_path / "sums"), rate=RATE)
+    assert time.monotonic() - began > LEAST_S
 
 
 def test_copies_of_a_vm_that_is_off_go_at_their_rate(world: World) -> None:

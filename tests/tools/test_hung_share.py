@@ -65,43 +65,35 @@ ending.ended(0)
 """
 
 
-def test_marks_in_an_image_hold_no_removal_up_while_its_store_hangs(tmp_path: Path) -> None:
-    store, vm_dir = tmp_path / "store", tmp_path / "7"
-    store.mkdir()
-    (vm_dir / ".semishared").mkdir(parents=True)
-    (vm_dir / ".semishared" / "marks.json").write_text('{"version": 1, "marks": []}')
-    leave = LEAVE.format(lib=LIB, vm_dir=str(vm_dir), image=f"{store}/image")
-    with subprocess.Popen(["/usr/bin/python3", "-c", HOLD, store], stdout=subprocess.PIPE) as server:
-        assert server.stdout
-        asked = None
-        try:
-            assert server.stdout.readline() == b"mounted\n"
-            asked = subprocess.Popen(["/usr/bin/python3", "-c", leave], stdout=subprocess.PIPE)
-            said = asked.communicate(timeout=20)[0].decode()
-        finally:
-            server.kill()
-            subprocess.run(["umount", "-l", store], check=True)
-            if asked:
-                asked.wait(10)
-    assert said == "left\n"
-
-
-def test_a_deploy_ends_while_its_share_hangs(tmp_path: Path) -> None:
-    root = tmp_path / "shares"
+def said_while_it_hangs(root: Path, program: str) -> str:
+    """Run a program while `root`, which is made, hangs; return what it says, when nobody can say more."""
     root.mkdir()
-    ask = ASK.format(lib=LIB, source=f"{root}/share-7")
     with subprocess.Popen(["/usr/bin/python3", "-c", HOLD, root], stdout=subprocess.PIPE) as server:
         assert server.stdout
         asked = None
         try:
             assert server.stdout.readline() == b"mounted\n"
-            asked = subprocess.Popen(["/usr/bin/python3", "-c", ask], stderr=subprocess.PIPE)
-            said = asked.communicate(timeout=20)[1].decode()
+            words = ["/usr/bin/python3", "-c", program]
+            asked = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            return asked.communicate(timeout=20)[0].decode()
         finally:
             server.kill()
             subprocess.run(["umount", "-l", root], check=True)
             if asked:
                 asked.wait(10)
+
+
+def test_marks_in_an_image_hold_no_removal_up_while_its_store_hangs(tmp_path: Path) -> None:
+    store, vm_dir = tmp_path / "store", tmp_path / "7"
+    (vm_dir / ".semishared").mkdir(parents=True)
+    (vm_dir / ".semishared" / "marks.json").write_text('{"version": 1, "marks": []}')
+    leave = LEAVE.format(lib=LIB, vm_dir=str(vm_dir), image=f"{store}/image")
+    assert said_while_it_hangs(store, leave) == "left\n"
+
+
+def test_a_deploy_ends_while_its_share_hangs(tmp_path: Path) -> None:
+    root = tmp_path / "shares"
+    said = said_while_it_hangs(root, ASK.format(lib=LIB, source=f"{root}/share-7"))
     assert "share-7" in said and "hangs: no answer within 1 s" in said and "SS024" in said
 
 

@@ -199,7 +199,7 @@ def _unusable(step: BackUp, disks: dict[int, _Disk], increment: Increment) -> di
     on_ceph = {disk: found.record for disk, found in marked.items() if disk in snapshots}
     gone = [disk for disk, record in on_ceph.items() if not snapshot_marks.is_there(step.vm, record, name)]
     forgotten = [disk for disk in marked if disk in sums and not sum_marks.is_there(step.vm_dir, disk, name)]
-    with_bitmaps = {disk: found for disk, found in marked.items() if disk not in (*snapshots, *sums)}
+    with_bitmaps = {disk: found for disk, found in marked.items() if disk in increment.since.bitmaps}
     if not step.domain:
         broken = [
             disk for disk, found in with_bitmaps.items() if not backup_marks.is_whole(found.record, name)
@@ -229,12 +229,11 @@ def _copy_off(
     """Copy disks that no guest has open; what is copied is what is marked."""
     snapshots = _on_ceph(disks, increment)
     if increment:
-        for disk in increment.mark.disks:
-            if disk not in (*snapshots, *increment.mark.sums):
-                backup_marks.add(disks[disk].record, increment.mark.name)
+        for disk in increment.mark.bitmaps:
+            backup_marks.add(disks[disk].record, increment.mark.name)
         with snapshot_marks.marking(step.vm, snapshots, increment.mark.name) as mark:
             mark()
-    _copy_snapshots(step, staged, snapshots, increment, within)
+        _copy_snapshots(step, staged, snapshots, increment, within)
     for disk, found in disks.items():
         if disk in snapshots:
             continue
@@ -242,7 +241,7 @@ def _copy_off(
         with opened(found.record, found.path, found.format) as source, standing_back():
             parts = []
             if increment and disk in increment.mark.sums:
-                parts = sum_marks.mark(step.vm_dir, disk, source, found.format, increment)
+                parts = sum_marks.mark(step.vm_dir, disk, source, found.format, increment, step.rate)
             if increment is None or increment.number == 0:
                 qemu_img.convert(
                     source, found.format, target, "qcow2", direct=True, rate=step.rate, within=within
@@ -271,11 +270,10 @@ def _copy_snapshots(
     step: BackUp,
     staged: str,
     snapshots: dict[int, Record],
-    increment: Increment | None,
+    increment: Increment,
     within: Sequence[str],
 ) -> None:
-    for disk, record in snapshots.items() if increment else ():
-        assert increment
+    for disk, record in snapshots.items():
         target = _target(staged, disk, increment)
         with standing_back():
             snapshot_marks.copy(step.vm, disk, record, increment, target, within, step.rate)
@@ -307,11 +305,10 @@ def _copy_running(
     if increment:
         from ..guest import marks
 
-        without = (*snapshots, *increment.mark.sums)  # of which QEMU has no bitmap
         if increment.since:
-            changed = [disk for disk in increment.changed if disk not in without]
+            changed = [disk for disk in increment.changed if disk in increment.since.bitmaps]
             since = {devices[disk]: increment.since.name for disk in changed}
-        marked = [devices[disk] for disk in increment.mark.disks if disk not in without]
+        marked = [devices[disk] for disk in increment.mark.bitmaps]
         others = set(domain.disks(step.domain)) - set(marked)
         mark = marks.checkpoint(increment.mark.name, marked, sorted(others)) if marked else ""
     try:
@@ -329,11 +326,11 @@ def _copy_running(
                 job.limit(targets, step.rate)
                 job.wait()
         point("backup job done")
-        for disk in increment.mark.sums if increment else ():
-            assert increment
-            with standing_back():
-                sum_marks.thin(step.vm_dir, disk, _target(staged, disk, increment), increment, within)
-        _copy_snapshots(step, staged, snapshots, increment, within)
+        if increment:
+            for disk in increment.mark.sums:
+                with standing_back():
+                    sum_marks.thin(step.vm_dir, disk, _target(staged, disk, increment), increment, within)
+            _copy_snapshots(step, staged, snapshots, increment, within)
     except BaseException:
         _end_job(step.domain, step.directory)
         raise

@@ -35,11 +35,13 @@ def drop(vm_dir: str, keep: Collection[str] = ()) -> None:
             point("mark dropped")
 
 
-def mark(vm_dir: str, disk: int, image: str, format: str, increment: Increment) -> list[block_sums.Part]:
-    """Mark a disk as `image` has it; return what has changed in it, all if that is not known."""
+def mark(
+    vm_dir: str, disk: int, image: str, format: str, increment: Increment, rate: int = 0
+) -> list[block_sums.Part]:
+    """Mark a disk as `image` has it, read at `rate`; return what has changed, all if that is not known."""
     since = increment.since if disk in increment.changed else None
     before = disk_names.sums(vm_dir, since.name, disk) if since else ""
-    return block_sums.take(image, format, disk_names.sums(vm_dir, increment.mark.name, disk), before)
+    return block_sums.take(image, format, disk_names.sums(vm_dir, increment.mark.name, disk), before, rate)
 
 
 def copy_changed(

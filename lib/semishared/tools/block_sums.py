@@ -17,6 +17,7 @@ from typing import IO, Any, Iterator, List, Mapping, Sequence, Tuple
 from . import files, progress, qemu_img
 from .effects import point
 from .extents import is_zero
+from .rate_limit import Pace
 
 BLOCK = 64 << 10
 SUM = 16
@@ -44,11 +45,11 @@ def is_whole(path: str) -> bool:
         return False
 
 
-def take(image: str, format: str, path: str, since: str = "") -> List[Part]:
+def take(image: str, format: str, path: str, since: str = "", rate: int = 0) -> List[Part]:
     """Write the sums of an image, raw or a qcow2 file that lies over nothing, to `path`.
 
     Return the parts of whole blocks that differ from those of which the sums are in `since`; all of them
-    without that.
+    without that. `rate`: bytes per second that are read, 0 for no limit.
     """
     size = qemu_img.virtual_size(image, format)
     found: List[Part] = []
@@ -59,7 +60,7 @@ def take(image: str, format: str, path: str, since: str = "") -> List[Part]:
         before = stack.enter_context(open(since, "rb") if since else io.BytesIO(ZERO))
         known = before.seek(-SUM, os.SEEK_END)
         before.seek(0)
-        for at, sums in _windows(source, _data(image, format), size):
+        for at, sums in _windows(source, _data(image, format), size, Pace(rate)):
             made.write(sums)
             total.update(sums)
             found += _changed(at, sums, before.read(max(0, min(len(sums), known - before.tell()))))
@@ -85,7 +86,9 @@ def _data(image: str, format: str) -> Sequence[Mapping[str, Any]]:
     return [entry for entry in entries if entry["data"] and not entry["zero"]]
 
 
-def _windows(source: IO[bytes], data: Sequence[Mapping[str, Any]], size: int) -> Iterator[Tuple[int, bytes]]:
+def _windows(
+    source: IO[bytes], data: Sequence[Mapping[str, Any]], size: int, pace: Pace
+) -> Iterator[Tuple[int, bytes]]:
     """Yield the sums of all blocks, those of one window after the other, with its offset."""
     next_one = 0
     for at in range(0, size, WINDOW):
@@ -103,6 +106,7 @@ def _windows(source: IO[bytes], data: Sequence[Mapping[str, Any]], size: int) ->
                     min(BLOCK, size - block),
                     entry["offset"] + block - entry["start"],
                 )
+                pace.wait(len(content))
                 number = (block - at) // BLOCK * SUM
                 if not is_zero(content):
                     padded = content.ljust(BLOCK, b"\0")  # what grows later is zero there

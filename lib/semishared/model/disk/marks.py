@@ -71,6 +71,11 @@ class Mark(NamedTuple):
     sums: Tuple[int, ...] = ()
     """Those of `disks` of which there are sums."""
 
+    @property
+    def bitmaps(self) -> Tuple[int, ...]:
+        """Those of `disks` that have bitmaps."""
+        return tuple(disk for disk in self.disks if disk not in (*self.snapshots, *self.sums))
+
     def is_of(self, asked: Asked) -> bool:
         """Tell whether what oned has stored last is this increment."""
         known = self.image == asked.image if self.image != UNKNOWN else asked.image > self.after
